@@ -41,6 +41,14 @@ def interleaved(objects: Mapping[str, Callable[[], float]], repeats: int) -> dic
     return {name: Samples(tuple(values)) for name, values in found.items()}
 
 
+def read_results(name: str) -> dict[str, object]:
+    """The figures that were kept last, without what they were taken with; empty before the first time."""
+    path = RESULTS / f"{name}.json"
+    kept: dict[str, object] = json.loads(path.read_text()) if path.exists() else {}
+    kept.pop("taken_with", None)
+    return kept
+
+
 def write_results(name: str, facts: Mapping[str, object]) -> Path:
     """Keep the figures beside the benchmark, with what they were taken with."""
     RESULTS.mkdir(exist_ok=True)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bench.measure import write_results
+from bench.measure import read_results, write_results
 from tests.mirror.made import opened, run_at, saved, uploaded
 from tests.mirror.servers import environment, moto
 from unbroken.mirror.background import Mirror, Mirroring
@@ -289,7 +289,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--only", choices=["transfers", "memory", "steps"])
     asked = parser.parse_args()
-    facts: dict[str, object] = {"mebibytes": asked.mebibytes}
+    # Of one section alone, the figures of the others stay, if they are of the same size.
+    facts = read_results("mirror") if asked.only else {}
+    if facts.get("mebibytes", asked.mebibytes) != asked.mebibytes:
+        parser.error(f"--only adds to results of --mebibytes {facts['mebibytes']}")
+    facts["mebibytes"] = asked.mebibytes
     with _served(asked.endpoint), tempfile.TemporaryDirectory() as folder:
         if asked.only in (None, "transfers"):
             taken = _transfers(Path(folder), asked.mebibytes, asked.rounds)

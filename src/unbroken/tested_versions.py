@@ -5,6 +5,7 @@
 
 import functools
 import os
+import platform
 from collections.abc import Callable
 from typing import Final
 
@@ -24,9 +25,18 @@ def untested_torch(version: str) -> str | None:
     return f"torch {version} was not tested with unbroken (tested: {', '.join(TESTED_TORCH)})"
 
 
+def untested_python(version: str) -> str | None:
+    """One line about a version of Python that the tests did not run with; None if they did."""
+    if minor_version(version) in TESTED_PYTHON:
+        return None
+    return f"Python {version} was not tested with unbroken (tested: {', '.join(TESTED_PYTHON)})"
+
+
 @functools.cache
 def say_if_untested(version: str, say: Callable[[str], None]) -> None:
-    """Say it, once in a process and on one rank, if this version of torch was not tested."""
-    said = untested_torch(version)
-    if said is not None and os.environ.get("RANK", "0") == "0":
-        say(said)
+    """Say it, once in a process and on one rank, if this version of torch or of Python was not tested."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    for said in (untested_torch(version), untested_python(platform.python_version())):
+        if said is not None:
+            say(said)

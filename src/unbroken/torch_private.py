@@ -31,6 +31,12 @@ from unbroken.tested_versions import minor_version
 
 __all__ = [
     "ANNEALING",
+    "COMPILED_CLASS",
+    "COMPILED_INNER",
+    "FSDP1_INNER",
+    "INNER_SCHEDULES",
+    "STATE_DICT_METADATA",
+    "WORKER_LOOP",
     "AdamState",
     "DefaultReduceScatter",
     "FileStore",
@@ -54,6 +60,7 @@ __all__ = [
     "holders",
     "inductor_reads_environment",
     "is_fsdp_root",
+    "is_set_up",
     "is_wrapper_subclass",
     "lone_holders",
     "param_groups",
@@ -134,6 +141,25 @@ ANNEALING: Mapping[str, Callable[[float], float]] = {
     for name, attribute in (("cos", "_cosine_anneal"), ("linear", "_linear_anneal"))
     if hasattr(torch.optim.swa_utils.SWALR, attribute)
 }
+
+
+def is_set_up(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether ``torch.optim.Optimizer.__init__`` was called; one that only wraps another does not call it."""
+    return hasattr(optimizer, "_optimizer_step_pre_hooks")
+
+
+# ---- names of attributes that have no public one ----
+
+# Under which FSDP1 and ``torch.compile`` keep the module that they wrap; ``DistributedDataParallel`` says ``module``.
+FSDP1_INNER, COMPILED_INNER = "_fsdp_wrapped_module", "_orig_mod"
+# The class that ``torch.compile`` makes of a module.
+COMPILED_CLASS = "OptimizedModule"
+# Where a module's state dict carries the versions of its modules, beside its entries; it is a part of torch's format.
+STATE_DICT_METADATA = "_metadata"
+# The schedules inside ``SequentialLR`` and ``ChainedScheduler``.
+INNER_SCHEDULES = "_schedulers"
+# What a worker of a loader runs.
+WORKER_LOOP = "_worker_loop"
 
 
 # ---- memory ----

@@ -69,6 +69,8 @@ def mirrors_everything(disk: Disk) -> None:
 
 def two_checkpoints() -> MemoryDisk:
     disk = MemoryDisk()
+    # The directory that the mirror is made in is there: it is never made.
+    Files(disk).make_directory(Path("/shared"), durable=True)
     save(here(disk), 10, "a")
     save(here(disk), 20, "b")
     write_foreign(Files(disk), RUN)
@@ -179,7 +181,19 @@ def damaged() -> MemoryDisk:
 
 
 def brings_back(disk: Disk) -> None:
-    bring_back(here(disk), [mirror_on(disk)], Taking("next", lambda: 1, LIMITS), warn=lambda text: None)
+    bring_back(here(disk), [mirror_on(disk)], Taking("next", lambda: 1, LIMITS), refused=lambda mirror, error: None)
+
+
+def wiped_with_a_damaged_copy() -> MemoryDisk:
+    """Nothing is here but the ledger, and of the newest checkpoint the mirror's copy is damaged."""
+    disk = two_checkpoints()
+    mirrors_everything(disk)
+    files = Files(disk)
+    for name in ("checkpoint-10", "checkpoint-20"):
+        files.remove_tree(RUN / name)
+    files.replace(THERE / "checkpoint-20" / PARTS[1], b"rot", scratch=".x")
+    disk.sync_all()
+    return disk
 
 
 def repairs(disk: Disk) -> None:
@@ -203,6 +217,18 @@ def test_a_power_cut_at_any_operation_of_a_fetch_leaves_the_old_copy_or_the_new_
         for words, disk in crash_states(trial.disk, random.Random(str(trial)), subsets=2):
             found, passed = look(here(disk))
             assert found in ((10, "a"), (20, "b")) and not passed, f"{trial}, then {words}"
+
+
+@pytest.mark.promise("C4", "M26", "X7")
+def test_a_kill_at_any_operation_of_a_fetch_that_skips_a_damaged_copy_leaves_none_or_the_one_before() -> None:
+    for trial in crash_points(wiped_with_a_damaged_copy, brings_back):
+        found, passed = look(here(trial.disk))
+        assert found in (None, (10, "a")) and not passed, str(trial)
+        assert found is not None or not trial.is_finished, str(trial)
+        brings_back(trial.disk)
+        assert look(here(trial.disk)) == ((10, "a"), ())
+        # The damaged copy is none.
+        assert mirrored_ids(here(trial.disk), URL) == {there(trial.disk).read_manifest("checkpoint-10").id}, str(trial)
 
 
 @pytest.mark.promise("C4", "M26", "X7")

@@ -134,14 +134,14 @@ def connect(
 
 
 def exchange_late(folder: str, keeps_timeout: bool) -> str:
-    """Connect within two seconds and exchange after three; the timeout of an exchange is a minute."""
+    """Connect within eight seconds and exchange after nine; the timeout of an exchange is a minute."""
     if keeps_timeout:
         keep_timeouts()
-    pytest.MonkeyPatch().setattr(connection, "_INIT_S", 2.0)
+    pytest.MonkeyPatch().setattr(connection, "_INIT_S", 8.0)
     rank, size = dist.get_rank(), dist.get_world_size()
     dist.destroy_process_group()
     init_gloo(FileStore(str(Path(folder) / "store"), size), rank, size, 60.0)
     if rank == 1:
-        time.sleep(3)
+        time.sleep(9)
     dist.barrier()
     return "exchanged"

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import unbroken
+from tests.patience import PATIENCE_S
 from unbroken.records.stop import SIGNALS
 
 
@@ -54,27 +55,27 @@ class Loop:
         return [float(each) for p in self.model.parameters() for each in p.detach().flatten()]
 
 
-def held(loop: Loop) -> dict[str, Any]:
-    """What this process holds that a run could leave behind."""
+def held(loop: Loop, most: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """What this process holds that a run could leave behind, once it is no more than that; gloo closes late."""
     gc.collect()
     groups = len(dist.distributed_c10d._world.pg_map)
+    until_s = time.monotonic() + PATIENCE_S
+    while (counts := counted()) and most is not None and any(counts[what] > most[what] for what in counts):
+        if time.monotonic() > until_s:
+            break
+        time.sleep(0.02)
     return {
-        "descriptors": fewest("fd"),
+        "counts": counts,
         "threads": sorted(each.name for each in threading.enumerate()),
-        "tasks": fewest("task"),
         "groups": groups,
         "hooks": len(loop.optimizer._optimizer_step_pre_hooks),
         "handlers": [signal.getsignal(each) for each in (*SIGNALS, signal.SIGCHLD)] == handlers(),
     }
 
 
-def fewest(what: str) -> int:
-    """How many descriptors or threads there are; gloo closes its sockets a moment after its group is gone."""
-    counts = []
-    for _ in range(10):
-        counts.append(len(os.listdir(f"/proc/self/{what}")))
-        time.sleep(0.02)
-    return min(counts)
+def counted() -> dict[str, int]:
+    """How many descriptors and threads there are."""
+    return {what: len(os.listdir(f"/proc/self/{what}")) for what in ("fd", "task")}
 
 
 def handlers() -> list[Any]:
@@ -98,7 +99,7 @@ def many(directory: str, runs: int) -> dict[str, Any]:
             loop.train(loop.run(f"{directory}/{number}"), 2, fails_at)
         if number == 5:
             first = held(loop)
-    return {"first": first, "last": held(loop)}
+    return {"first": first, "last": held(loop, first["counts"])}
 
 
 def again(directory: str) -> dict[str, Any]:

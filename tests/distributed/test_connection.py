@@ -51,7 +51,7 @@ def test_ranks_that_never_connect_end_with_one_error(tmp_path: Path, fault: Faul
 
 @pytest.mark.promise("U5")
 def test_a_rank_that_dies_while_it_connects_is_a_lost_peer(tmp_path: Path) -> None:
-    ended = spawn(3, connect, str(tmp_path), "killed", (1,), 1, 2.0, False)
+    ended = spawn(3, connect, str(tmp_path), "killed", (1,), 1, 10.0, False)
     assert ended[1].exit_code < 0
     for each in (ended[0], ended[2]):
         assert isinstance(each.value, PeerLost) and "rank 1" in each.value.symptom, logs(ended)

@@ -154,7 +154,7 @@ def test_a_dead_rank_keeps_no_other_from_dumping_and_without_its_dump_there_is_n
 
 @pytest.mark.promise("M11")
 def test_a_rank_that_hangs_keeps_no_other_from_dumping_before_the_kill(tmp_path: Path) -> None:
-    job = emergency(tmp_path, wrap="plain", grace_seconds=8.0, victims=(1,), at_step=3, what="hang")
+    job = emergency(tmp_path, wrap="plain", grace_seconds=40.0, victims=(1,), at_step=3, what="hang")
     with start(3, train, job) as ranks:
         until = time.monotonic() + PATIENCE_S
         while not (tmp_path / "run/emergency/area.json").exists():

@@ -109,7 +109,7 @@ def _count_reads_of_the_flag(job: Job) -> dict[str, Any]:
 
 def test_the_flag_file_is_read_by_one_rank_and_stops_all_at_the_same_step(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with start(3, _count_reads_of_the_flag, Job(str(run), save_steps=None, total=4000, pause_s=0.01)) as ranks:
+    with start(3, _count_reads_of_the_flag, Job(str(run), save_steps=None, total=1_000_000, pause_s=0.01)) as ranks:
         while not any((Layout(run).metrics).glob("*.jsonl")):
             assert not ranks.is_over(), logs(ranks.wait())
             time.sleep(0.01)
@@ -202,7 +202,7 @@ def test_ranks_that_see_different_directories_are_reported_by_name(tmp_path: Pat
 
 def test_a_second_world_is_refused_on_all_its_ranks(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with start(2, train, Job(str(run), total=4000, pause_s=0.02, save_steps=None)) as first:
+    with start(2, train, Job(str(run), total=1_000_000, pause_s=0.02, save_steps=None)) as first:
         while not any((Layout(run).metrics).glob("*.jsonl")):
             assert not first.is_over(), logs(first.wait())
             time.sleep(0.01)

@@ -18,6 +18,9 @@ def test_fifty_runs_in_one_process_leave_nothing_behind(tmp_path: Path, size: in
     ended = spawn(size, many, str(tmp_path), RUNS)
     assert all(each.is_good for each in ended), logs(ended)
     for each in ended:
+        first, last = (each.value[when].pop("counts") for when in ("first", "last"))
+        # Each of the 44 runs between would have left one more.
+        assert last["fd"] <= first["fd"] and last["task"] <= first["task"], (first, last)
         assert each.value["last"] == each.value["first"], logs(ended)
         assert each.value["last"]["handlers"] and each.value["last"]["hooks"] == 0
         assert each.value["last"]["groups"] == 1

@@ -16,7 +16,7 @@ from unbroken.testing.worlds import logs, spawn, start
 def test_all_ranks_stop_by_a_notice_that_only_another_node_got_and_resume_exactly(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with serving("aws") as calm, serving("aws") as doomed:
-        job = Job(str(run), total=5000, pause_s=0.02, save_steps=None)
+        job = Job(str(run), total=1_000_000, pause_s=0.02, save_steps=None)
         with start(2, listen_and_train, job, (calm.address, doomed.address)) as ranks:
             until_s = time.monotonic() + PATIENCE_S
             while not (calm.asked and doomed.asked):

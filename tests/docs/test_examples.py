@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +27,24 @@ LOOPS = [
     ("dcp_loop", 200, 40),
     ("deepspeed_loop", 80, 8),
 ]
+
+# Runs a program that is killed as soon as a checkpoint of that name stands.
+KILLED_AFTER = """
+import os, runpy, signal, sys
+from unbroken.files import Files
+
+last, publish = sys.argv[1], Files.publish
+
+def publish_and_die(files, source, target):
+    publish(files, source, target)
+    if target.name == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Files.publish = publish_and_die
+sys.argv[:] = sys.argv[2:]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def code_of(name: str) -> list[str]:
@@ -56,15 +73,12 @@ def test_killed_and_resumed_it_ends_with_the_bits_of_the_plain_loop(
     tmp_path: Path, name: str, steps: int, killed_after: int
 ) -> None:
     layout = Layout(tmp_path / "run")
-    command = [sys.executable, str(EXAMPLES / f"{name}.py"), str(steps), str(layout.run)]
-    first = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
-    while not (layout.checkpoints / f"checkpoint-{killed_after}").exists():
-        assert first.poll() is None
-        time.sleep(0.02)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
+    words = [str(EXAMPLES / f"{name}.py"), str(steps), str(layout.run)]
+    killing = [sys.executable, "-c", KILLED_AFTER, f"checkpoint-{killed_after}", *words]
+    killed = subprocess.run(killing, env=ENVIRONMENT, stdout=subprocess.DEVNULL, check=False)
+    assert killed.returncode == -signal.SIGKILL and (layout.checkpoints / f"checkpoint-{killed_after}").exists()
     assert not (layout.checkpoints / "final").exists() and not (layout.checkpoints / f"checkpoint-{steps}").exists()
-    resumed = last_line(*command)
+    resumed = last_line(sys.executable, *words)
     assert resumed.startswith("weights ")
     plain = [sys.executable, str(EXAMPLES / f"{name}_plain.py"), str(steps), str(tmp_path / "plain")]
     assert resumed == last_line(*plain)

@@ -130,7 +130,7 @@ SCENES: Final[dict[str, Sequence[Sequence[str]]]] = {
     "unpin": (["unpin", "store@50"],),
     "seal": (["seal", "foreign/step-5"], ["seal", "foreign/step-5"], ["seal", "foreign"], ["seal", "s3://b/a"]),
     "mirror": (
-        ["mirror", "store", "--to", "file:///shared/mirror", "--dry-run"],
+        ["mirror", "store", "--to", "file:///tmp/golden-mirror", "--dry-run"],
         ["mirror", "store"],
         ["mirror", "store", "--to", "ftp://host/a"],
         ["mirror", "store", "--to", ""],

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import pytest
 from tests.e2e.launching import TOOL, wait_until_gone
 from tests.exact.gpt_world import tokenize_text, write_text
 from tests.patience import PATIENCE_S
+from tests.ports import free_port
 from unbroken.launch.processes import below, living
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
@@ -24,8 +24,8 @@ SMALL = (
     *("optimizer.warmup_steps=2", "training.save_steps=10", "training.logging_steps=10", "data.epochs=null"),
     *("training.global_batch_size=6", "training.per_device_batch_size=2"),
 )
-# Seconds, so that a lost node is noticed in seconds.
-QUICK = "last_call_timeout=4,keep_alive_interval=1"
+# A lost node is noticed after three intervals; a busy one must not be taken for lost, nor a slow one be left behind.
+QUICK = "last_call_timeout=30,keep_alive_interval=5"
 
 
 class Node:
@@ -66,10 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextlib.contextmanager
 def nodes_of(folder: Path, run: Path, *options: str) -> Iterator[tuple[Node, Node]]:
     """Two nodes that meet; the first one keeps the store in which they do."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    meeting = ("--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{port}", f"training.output_dir={run}", *options)
+    meeting = ("--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", f"training.output_dir={run}", *options)
     nodes = (
         Node(folder, f"{run.name}-first", *meeting, "--rdzv-conf", f"{QUICK},is_host=1"),
         Node(folder, f"{run.name}-second", *meeting, "--rdzv-conf", f"{QUICK},is_host=0"),

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from tests.conftest import Tool
 from tests.e2e.launching import TOOL, Start, launching, write_script
 from tests.e2e.test_lease import NAMESPACE
 from tests.patience import PATIENCE_S
+from tests.ports import free_port
 from unbroken.launch.processes import below, living
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
@@ -103,9 +103,7 @@ def test_torchrun_alone_leaves_the_same_outcome(unbroken: Tool, tmp_path: Path) 
 def test_a_rank_killed_on_another_machine_is_named(tmp_path: Path, program: list[str], ranks: int) -> None:
     # In a PID namespace of its own a node is another machine to the rest: nobody there sees its processes.
     script = write_script(tmp_path, TRAINS)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     where = ["--nnodes", "2", "--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1", "--master-port", port]
     nodes = [
         subprocess.Popen(

@@ -13,14 +13,13 @@ from tests.patience import PATIENCE_S
 from unbroken.prove.job_process import JobProcess
 from unbroken.records.process import process_started
 
-GONE_S = 10
 SCRIPT = """
 import sys, time, torch, unbroken
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 settings = unbroken.Settings(save_steps=10)
 with unbroken.Run(sys.argv[1], model=model, optimizer=optimizer, settings=settings) as run:
-    for step in run.steps(100_000):
+    for step in run.steps(1_000_000):
         loss = model(torch.ones(1, 2)).sum() * 0
         loss.backward()
         optimizer.step()
@@ -57,7 +56,7 @@ def first_word(job: JobProcess) -> str:
 
 def is_gone(pid: int) -> bool:
     """Whether a process has ended, or does so now; one that has not is not left behind by the test either."""
-    deadline_s = time.monotonic() + GONE_S
+    deadline_s = time.monotonic() + PATIENCE_S
     while process_started(pid):
         if time.monotonic() > deadline_s:
             os.kill(pid, signal.SIGKILL)

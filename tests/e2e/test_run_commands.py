@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Tool
+from tests.patience import PATIENCE_S
 from unbroken.records.journal import Journal
 from unbroken.records.layout import Layout
 from unbroken.records.lease import Holder, acquire, release
@@ -91,7 +92,7 @@ def test_a_job_that_is_asked_to_stop_ends_with_a_reason_and_the_outcome_is_repor
     job = start()
     running = unbroken("outcome", "run", "--json")
     assert (running.returncode, _json(running)["class"]) == (7, "held")
-    stopped = _json(unbroken("stop", "run", "--wait", "60", "--json"))
+    stopped = _json(unbroken("stop", "run", "--wait", str(int(PATIENCE_S)), "--json"))
     assert stopped["has_ended"] and job.wait() == 0
     found = _json(unbroken("outcome", "run", "--json"))
     assert (found["schema"], found["class"], found["status"], found["exit_code"], found["job"]) == (

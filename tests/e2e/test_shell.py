@@ -18,6 +18,7 @@ from unbroken.version import VERSION
 TOOL = [sys.executable, "-m", "unbroken"]
 # Command lines that must start without torch, every command at least once except those of ``MAY_LOAD_TORCH``; each
 # succeeds beside ``a_run``.
+HERE = "/FOLDER"  # stands for the folder of the test
 TORCH_FREE = [
     ["--version"],
     ["--help"],
@@ -37,7 +38,7 @@ TORCH_FREE = [
         ["kubernetes", "run.yaml", "--image", "i", "--claim", "c"],
     ),
     *(["stop", "run"], ["release", "run"], ["stop", "run", "--json"], ["outcome", "run"], ["outcome", "run", "--json"]),
-    *(["mirror", "run", "--to", "file:///tmp/mirror", "--dry-run"], ["fetch", "--help"]),
+    *(["mirror", "run", "--to", f"file://{HERE}/mirror", "--dry-run"], ["fetch", "--help"]),
     *(["unpin", "run"], ["seal", "run/checkpoints/checkpoint-7"], ["validate", "run.yaml", "--no-data", "--json"]),
 ]
 # Commands that compute with a model or read tokenized data.
@@ -68,7 +69,7 @@ def a_run(tmp_path: Path) -> Path:
 
 def loaded_by(arguments: list[str], folder: Path) -> set[str]:
     """The modules a command leaves in ``sys.modules``."""
-    command = [sys.executable, "-c", SHOW_MODULES, *arguments]
+    command = [sys.executable, "-c", SHOW_MODULES, *(each.replace(HERE, str(folder)) for each in arguments)]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
     return set(ended.stderr.partition("MODULES ")[2].split())
 

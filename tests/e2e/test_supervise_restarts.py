@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from tests.e2e.launching import (
     wait_until_gone,
     write_script,
 )
+from tests.ports import free_port
 from unbroken.launch.processes import below, child_ranks, living
 
 # Counts its starts, then does what the test adds.
@@ -203,9 +203,7 @@ def test_a_second_interrupt_ends_every_rank_at_once(start: Start) -> None:
 
 
 def test_nodes_leave_with_one_code_whichever_launcher_got_the_signal(start: Start, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
 
     def node(rank: int) -> Launch:
         where = ["--nnodes", "2", "--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", port]

@@ -283,6 +283,7 @@ def test_all_problems_of_a_config_are_reported_at_once_and_nothing_is_started(fo
 
 def test_checkpoints_go_to_an_object_store_and_a_wiped_run_directory_is_resumed(folder: Folder) -> None:
     words = ("train", "run.yaml", *SHORT, f"training.checkpoints=file://{folder.path}/store/tiny")
+    (folder.path / "store").mkdir()
     code, said = folder.call(*words, "training.max_steps=4")
     assert code == 0, said
     assert not [name for name in folder.layout() if name.startswith("checkpoints/")]

@@ -56,7 +56,7 @@ def signalled_when_due(directory: str) -> dict[str, Any]:
 
 
 def interrupted_twice(directory: str) -> bool:
-    """The second Ctrl-C comes while a save hangs on a slow disk; returns whether it still hung when the job left."""
+    """The second Ctrl-C comes while a save hangs in its disk; returns whether it still hung when the job left."""
 
     def body(run: unbroken.Run, step: int, objects: dict[str, Any]) -> None:
         if step == 3:
@@ -64,7 +64,7 @@ def interrupted_twice(directory: str) -> bool:
             time.sleep(1.2)
             os.kill(os.getpid(), signal.SIGINT)
 
-    set_disk(SlowDisk(Path(directory) / "checkpoints", 20.0))
+    set_disk(HeldDisk(Path(directory) / "checkpoints"))
     try:
         job(directory, 12, body, save_steps=2)
     except KeyboardInterrupt:
@@ -87,7 +87,21 @@ def flagged(directory: str, job_number: int | None) -> dict[str, Any]:
 
 
 def until_stopped(directory: str) -> dict[str, Any]:
-    return job(directory, 1_000, lambda run, step, objects: time.sleep(0.05), save_steps=None)
+    return job(directory, 1_000_000, lambda run, step, objects: time.sleep(0.05), save_steps=None)
+
+
+class HeldDisk(FaultyDisk):
+    """A disk whose syncs inside a store do not return before they are let go."""
+
+    def __init__(self, store: Path) -> None:
+        super().__init__(LocalDisk())
+        self._store = store
+        self.go_on = threading.Event()
+
+    def sync_file(self, handle: int) -> None:
+        if self._store in self._path(handle).parents:
+            self.go_on.wait()
+        super().sync_file(handle)
 
 
 class SlowDisk(FaultyDisk):
@@ -108,7 +122,11 @@ def until_walltime(directory: str, max_runtime_s: float, delay_s: float) -> dict
     began = time.time()
     set_disk(SlowDisk(Path(directory) / "checkpoints", delay_s))
     ended = job(
-        directory, 10_000, lambda run, step, objects: time.sleep(0.02), save_steps=10, max_runtime_seconds=max_runtime_s
+        directory,
+        1_000_000,
+        lambda run, step, objects: time.sleep(0.1),
+        save_steps=10,
+        max_runtime_seconds=max_runtime_s,
     )
     return {**ended, "remaining_s": max_runtime_s - (time.time() - began)}
 
@@ -140,14 +158,16 @@ def left_to_go_on(directory: str, scratch: str | None) -> dict[str, Any]:
 
 
 def stopped_while_it_saves(directory: str) -> dict[str, Any]:
-    """A save of step 2 is in flight, on a slow disk, when the stop of step 3 comes."""
-    set_disk(SlowDisk(Path(directory) / "checkpoints", 0.15))
+    """A save of step 2 is in flight, held by its disk, when the stop of step 3 comes."""
+    disk = HeldDisk(Path(directory) / "checkpoints")
+    set_disk(disk)
     in_flight: list[bool] = []
 
     def body(run: unbroken.Run, step: int, objects: dict[str, Any]) -> None:
         if step == 3:
             in_flight.append(is_saving())
             os.kill(os.getpid(), signal.SIGTERM)
+            disk.go_on.set()
 
     return {**job(directory, 12, body, save_steps=2), "in_flight": in_flight}
 

@@ -14,6 +14,7 @@ from tests.conftest import Tool
 from tests.exact import jobs
 from tests.exact.forks import forked, forked_each
 from tests.exact.training import Case, facts, logged, train
+from tests.patience import PATIENCE_S
 from unbroken.testing import compare_runs
 
 
@@ -87,7 +88,7 @@ def test_the_stop_command_waits_until_the_job_has_saved(tmp_path: Path, unbroken
     thread.start()
     while not Path(directory, ".run_state.json").exists():
         time.sleep(0.05)
-    reported = unbroken("stop", directory, "--wait", "60")
+    reported = unbroken("stop", directory, "--wait", str(int(PATIENCE_S)))
     assert reported.returncode == 0, reported.stdout + reported.stderr
     # When the command returns, the job has ended and its checkpoint stands.
     [name] = checkpoints(directory)
@@ -99,7 +100,7 @@ def test_the_stop_command_waits_until_the_job_has_saved(tmp_path: Path, unbroken
 @pytest.mark.promise("G7")
 def test_with_slow_storage_a_job_stops_early_enough_before_its_deadline_to_commit(tmp_path: Path) -> None:
     directory = str(tmp_path / "run")
-    found = forked(jobs.until_walltime, directory, 14.0, 0.25).required()
+    found = forked(jobs.until_walltime, directory, 60.0, 0.25).required()
     assert found["is_stopped"]
     assert found["remaining_s"] > 0
     assert f"checkpoint-{found['step']}-shutdown" in checkpoints(directory)

@@ -11,8 +11,9 @@ from tests.exact.forks import forked, forked_each
 from tests.exact.test_endings import checkpoints
 from tests.exact.training import facts
 
-# Each sync of the store takes so long: a save, of six and more, takes longer than three quarters of five seconds.
-DELAY_S = 0.6
+# Each sync of the store takes so long: a save, of six and more, takes longer than three quarters of DUMP_S. The kill is
+# real, so that the windows are far longer than what is to fit into them.
+DELAY_S, DUMP_S = 2.4, 19.0
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +30,9 @@ def test_each_window_is_used_for_what_fits_before_the_kill_and_the_next_job_ends
     scratch = str(tmp_path / "scratch")
     windows = {
         "nothing": (0.0, scratch),
-        "dump": (5.0, scratch),
-        "too short": (3.0, None),
-        "save": (30.0, scratch),
+        "dump": (DUMP_S, scratch),
+        "too short": (12.0, None),
+        "save": (120.0, scratch),
     }
     runs = {results: str(tmp_path / results.replace(" ", "-")) for results in windows}
     ended = dict(

@@ -9,18 +9,22 @@ from unbroken.errors import TooManyRanks
 from unbroken.testing.worlds import logs, spawn
 
 SHAPE = Shape(dropout=0.1)
+PRECISIONS = (("fp32", False), ("bf16", True))
 HELD = (False, True) if NO_SHARDED_SUM is None else (False,)
-CASES = tuple(Case(is_sharded, False, 7, SHAPE, steps=2) for is_sharded in HELD)
+CASES = {name: tuple(Case(is_sharded, is_low, 7, SHAPE, steps=2) for is_sharded in HELD) for name, is_low in PRECISIONS}
 
 
 @pytest.mark.promise("X1")
 def test_three_ranks_give_the_bits_of_one() -> None:
-    [alone] = spawn(1, train_each, CASES)
+    cases = (*CASES["fp32"], *CASES["bf16"])
+    [alone] = spawn(1, train_each, cases)
     assert alone.is_good, logs([alone])
-    three = spawn(3, train_each, CASES)
+    three = spawn(3, train_each, cases)
     assert all(each.is_good for each in three), logs(three)
     assert all(each.value == alone.value for each in three)
-    assert alone.value[0] == alone.value[-1]
+    # Whole or sharded the bits are the same, and those of the other precision are others.
+    of_fp32, of_bf16 = alone.value[: len(HELD)], alone.value[len(HELD) :]
+    assert of_fp32[0] == of_fp32[-1] and of_bf16[0] == of_bf16[-1] and of_fp32[0] != of_bf16[0]
 
 
 @pytest.mark.parametrize("is_sharded", [False, True])

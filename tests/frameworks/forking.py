@@ -10,7 +10,6 @@ import importlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from tests.patience import PATIENCE_S
+from tests.ports import free_port
 from unbroken.records.journal import Event, read_history
 from unbroken.records.layout import Layout
 
@@ -102,7 +103,7 @@ def _serve() -> None:
         for environ in _environments(job.get("ranks", 1)):
             children.append(os.fork())
             if children[-1] == 0:
-                signal.alarm(300)
+                signal.alarm(int(PATIENCE_S))
                 log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
                 os.dup2(log, 1)
                 os.dup2(log, 2)
@@ -160,9 +161,7 @@ def _environments(ranks: int) -> list[dict[str, str]]:
     """What a launcher tells each rank; nothing where there is one."""
     if ranks == 1:
         return [{}]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
     return [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import email.utils
+import functools
 import hashlib
 import hmac
 import http.client
@@ -18,19 +19,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from tests.patience import PATIENCE_S
+from tests.ports import free_port
 
 MOTO = Path(__file__).resolve().parents[2] / ".moto" / "bin" / "moto_server"
 AZURITE = Path(__file__).resolve().parents[2] / ".azurite" / "node_modules" / ".bin" / "azurite-blob"
 BUCKET = "bucket"
+# How often a server is started at most, each time with another port.
+_STARTS = 5
 _ACCOUNT = "tester"
 _ACCOUNT_KEY = base64.b64encode(b"a very-secret-key of an account on loopback").decode()
 _XML = '<?xml version="1.0"?><Error><Code>{code}</Code><Message>no</Message>{more}</Error>'
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def environment(port: int, **changes: str) -> dict[str, str]:
@@ -75,41 +73,54 @@ def ask(port: int, method: str, path: str, headers: Mapping[str, str] | None = N
 @contextlib.contextmanager
 def moto() -> Iterator[int]:
     """A moto server with one bucket; yields its port."""
-    port = free_port()
-    with _serving([str(MOTO), "-H", "127.0.0.1", "-p", str(port)], lambda: ask(port, "PUT", f"/{BUCKET}")):
+    command = [str(MOTO), "-H", "127.0.0.1", "-p"]
+    with _serving(lambda port: [*command, str(port)], lambda port: ask(port, "PUT", f"/{BUCKET}")) as port:
         yield port
 
 
 @contextlib.contextmanager
 def azurite() -> Iterator[int]:
     """An azurite server with one container, which checks signatures; yields its port."""
-    port = free_port()
-    command = [str(AZURITE), "--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence"]
-    command += ["--disableTelemetry", "--skipApiVersionCheck", "--silent"]
+    command = [str(AZURITE), "--blobHost", "127.0.0.1", "--inMemoryPersistence"]
+    command += ["--disableTelemetry", "--skipApiVersionCheck", "--silent", "--blobPort"]
     accounts = {"AZURITE_ACCOUNTS": f"{_ACCOUNT}:{_ACCOUNT_KEY}"}
-    with _serving(command, lambda: _make_container(port), accounts):
+    with _serving(lambda port: [*command, str(port)], _make_container, accounts) as port:
         yield port
 
 
 @contextlib.contextmanager
-def _serving(command: list[str], is_up: Callable[[], int], more: Mapping[str, str] | None = None) -> Iterator[None]:
+def _serving(
+    command: Callable[[int], list[str]], is_up: Callable[[int], int], more: Mapping[str, str] | None = None
+) -> Iterator[int]:
+    """Start a server; where another program takes its port meanwhile and it ends, again with another port."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | dict(more or {})
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=clean)
-    try:
-        until = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                status = is_up()
-                assert status in (200, 201), f"the server on loopback answers {status}"
-                break
-            except OSError:
-                if time.monotonic() > until or server.poll() is not None:
-                    raise
-                time.sleep(0.1)
-        yield
-    finally:
-        server.kill()
-        server.wait()
+    for _ in range(_STARTS):
+        port = free_port()
+        server = subprocess.Popen(command(port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=clean)
+        try:
+            if _comes_up(server, functools.partial(is_up, port)):
+                yield port
+                return
+        finally:
+            server.kill()
+            server.wait()
+    raise AssertionError(f"{command(0)[0]} ended {_STARTS} times before it answered")
+
+
+def _comes_up(server: "subprocess.Popen[bytes]", is_up: Callable[[], int]) -> bool:
+    """Wait until a server answers; False if it ends before."""
+    until = time.monotonic() + PATIENCE_S
+    while server.poll() is None:
+        try:
+            status = is_up()
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+            continue
+        assert status in (200, 201) or server.poll() is not None, f"the server on loopback answers {status}"
+        return server.poll() is None
+    return False
 
 
 def _make_container(port: int) -> int:
@@ -134,7 +145,10 @@ class Asked:
 
 # What becomes of a request: None passes it on; else one of the words below.
 Rule = Callable[[Asked], str | None]
-FAULTS = ("drop", "error", "lie", "cut", "expired", "refused", "skewed", "elsewhere", "denied", "slow", "deaf")
+FAULTS = (
+    *("drop", "error", "lie", "garbled", "cut", "expired"),
+    *("refused", "skewed", "elsewhere", "denied", "slow", "deaf"),
+)
 
 
 class Proxy:
@@ -188,12 +202,16 @@ class Proxy:
         if fault == "drop":
             request.connection.shutdown(socket.SHUT_RDWR)
             return
-        if fault in (None, "cut", "deaf"):
+        if fault in (None, "cut", "garbled", "deaf"):
             status, headers, answer = self._pass_on(asked, body)
             if fault == "deaf":
                 # Done there, and nobody hears of it here.
                 request.connection.shutdown(socket.SHUT_RDWR)
                 return
+            if fault == "garbled" and answer:
+                # The right length and status, and one wrong byte.
+                middle = len(answer) // 2
+                answer = answer[:middle] + bytes([answer[middle] ^ 1]) + answer[middle + 1 :]
         else:
             status, headers, answer = _spoiled(fault)
         request.send_response(status)

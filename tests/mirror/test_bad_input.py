@@ -1,12 +1,13 @@
 """What cannot work has one clear error each: a few lines, the command that helps, no secret, and nothing lost."""
 
 import base64
+import socket
 from pathlib import Path
 
 import pytest
 
 from tests.mirror.made import opened, run_at, saved
-from tests.mirror.servers import environment, free_port
+from tests.mirror.servers import environment
 from unbroken.errors import UnbrokenError, render
 from unbroken.store.check import Level, verify
 from unbroken.store.mirrored import mirrored_ids, read_mirrors
@@ -56,9 +57,12 @@ def test_an_endpoint_that_is_no_address_is_named_by_its_variable(
 
 
 def test_a_server_that_is_down_is_named(keys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    port = free_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://user:very-secret@127.0.0.1:{port}")
-    error = refused("s3://bucket/run", tmp_path)
+    with socket.socket() as silent:
+        # Nobody else may bind it meanwhile, and nobody listens.
+        silent.bind(("127.0.0.1", 0))
+        port = int(silent.getsockname()[1])
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://user:very-secret@127.0.0.1:{port}")
+        error = refused("s3://bucket/run", tmp_path)
     assert error.kind == "mirror-unreachable"
     assert f"(http://127.0.0.1:{port})" in error.headline()
 

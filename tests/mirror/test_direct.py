@@ -85,10 +85,20 @@ def s3() -> str:
     return f"s3://{BUCKET}/{secrets.token_hex(6)}/run"
 
 
-@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.needs("moto"))])
+@pytest.fixture(
+    params=[
+        "file",
+        pytest.param("s3", marks=pytest.mark.needs("moto")),
+        pytest.param("az", marks=pytest.mark.needs("azurite")),
+    ]
+)
 def url(request: pytest.FixtureRequest, tmp_path: Path, s3: str) -> str:
     if request.param == "file":
+        (tmp_path / "shared").mkdir()
         return f"file://{tmp_path}/shared/run"
+    if request.param == "az":
+        found: str = request.getfixturevalue("azure")
+        return found
     request.getfixturevalue("direct")
     return s3
 
@@ -255,6 +265,7 @@ def test_a_damaged_object_is_skipped_and_never_chosen_again(url: str, tmp_path: 
 
 def test_a_run_whose_checkpoints_there_are_all_damaged_does_not_start_over(tmp_path: Path) -> None:
     run, url = tmp_path / "run", f"file://{tmp_path}/shared/run"
+    (tmp_path / "shared").mkdir()
     job(run, 1, direct(url), **tiny())
     (tmp_path / "shared/run/checkpoints/final/state/__0_0.distcp").write_bytes(b"rot")
     for _ in range(2):
@@ -286,6 +297,7 @@ def test_a_run_goes_back_there_and_stays_on_its_branch_with_its_directory_wiped(
 
 def test_a_job_that_looks_in_another_place_than_the_newest_checkpoint_is_refused(tmp_path: Path) -> None:
     run, url = tmp_path / "run", f"file://{tmp_path}/shared/run"
+    (tmp_path / "shared").mkdir()
     job(run, 3, quietly(), **tiny())
     with pytest.raises(CheckpointsElsewhere) as refused:
         job(run, 5, direct(url), **tiny())

@@ -61,6 +61,7 @@ def test_ranks_without_a_shared_disk_save_and_each_reads_only_its_own_shards_bac
     # A new pair of machines.
     for rank in range(2):
         shutil.rmtree(tmp_path / f"host-{rank}", ignore_errors=True)
+    (tmp_path / "whole").mkdir()
     expected = results(2, Alone(str(tmp_path / "whole"), f"file://{tmp_path}/whole/run", 7))
     resumed = results(2, Alone(str(tmp_path), url, 7, ports, seed=9))
     assert [began for began, _ in resumed] == [4, 4]
@@ -76,11 +77,13 @@ def test_ranks_without_a_shared_disk_save_and_each_reads_only_its_own_shards_bac
 @pytest.mark.promise("C4", "K7")
 def test_a_world_without_a_shared_disk_that_loses_a_rank_resumes_bit_for_bit(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store/run"
+    (tmp_path / "store").mkdir()
     ended = spawn(2, train, Alone(str(tmp_path), url, 20, dies_at=5))
     assert not any(each.is_good for each in ended)
     for rank in range(2):
         shutil.rmtree(tmp_path / f"host-{rank}", ignore_errors=True)
     resumed = results(2, Alone(str(tmp_path), url, 8, seed=9))
+    (tmp_path / "whole").mkdir()
     expected = results(2, Alone(str(tmp_path / "whole"), f"file://{tmp_path}/whole/run", 8))
     assert resumed[0][0] in (2, 4)
     assert [bits for _, bits in resumed] == [bits for _, bits in expected]

@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.mirror.made import LARGE, SMALL, content, opened, run_at, saved, uploaded
+from tests.mirror.made import LARGE, SMALL, client_of, content, opened, run_at, saved, uploaded
 from tests.mirror.servers import Asked, Proxy
+from tests.unit.state.tiny import bits, job, quietly, tiny
+from unbroken import Run
 from unbroken.errors import (
     BucketMissing,
     ClockSkewed,
+    DamagedCheckpoint,
     MirrorReadOnly,
     MirrorTaken,
     MirrorUnreachable,
@@ -114,6 +117,58 @@ def test_a_truncated_body_is_requested_again(proxy: Proxy, url: str, tmp_path: P
     fetch_checkpoint(store_at(mirror.client), name, back, Limits(), job="f", at_ns=1)
     for part, size in LARGE.items():
         assert (back.path(name) / part).read_bytes() == content(part, size, 10)
+
+
+@pytest.mark.promise("M26")
+@pytest.mark.parametrize("fault", ["drop", "error", "slow", "expired", "refused", "garbled"])
+def test_a_fault_that_passes_during_a_fetch_is_survived(proxy: Proxy, url: str, tmp_path: Path, fault: str) -> None:
+    store = run_at(tmp_path / "run")
+    name = saved(store, 10)
+    mirror = opened(store, url)
+    uploaded(store, name, mirror)
+    for what in ("/manifest.json", "/state/a"):
+        proxy.rule = lambda asked: None
+        remote = store_at(client_of(store, url))
+        if what == "/state/a" or fault != "garbled":
+            proxy.rule = once(fault, lambda asked, what=what: asked.method == "GET" and asked.path.endswith(what))  # type: ignore[misc]
+        back = run_at(tmp_path / "back" / what.strip("/").replace("/", "-"))
+        fetch_checkpoint(remote, name, back, Limits(), job="f", at_ns=1)
+        assert verify(back, name, Level.FULL).is_sound
+
+
+@pytest.mark.promise("M26")
+def test_bytes_that_are_wrong_each_time_are_never_fetched(proxy: Proxy, url: str, tmp_path: Path) -> None:
+    store = run_at(tmp_path / "run")
+    name = saved(store, 10)
+    mirror = opened(store, url)
+    uploaded(store, name, mirror)
+    proxy.rule = lambda asked: "garbled" if asked.method == "GET" and asked.path.endswith("/state/a") else None
+    back = run_at(tmp_path / "back")
+    with pytest.raises(DamagedCheckpoint):
+        fetch_checkpoint(store_at(mirror.client), name, back, Limits(), job="f", at_ns=1)
+    assert not scan(back).committed and not scan(back).torn
+
+
+@pytest.mark.promise("C4")
+@pytest.mark.parametrize("fault", ["drop", "error", "slow", "expired"])
+def test_a_fault_that_passes_during_a_direct_resume_is_survived(
+    proxy: Proxy, url: str, tmp_path: Path, fault: str
+) -> None:
+    trained, run = tiny(), tmp_path / "run"
+    job(run, 4, quietly(checkpoints=url), **trained)
+    struck: list[Asked] = []
+
+    def rule(asked: Asked) -> str | None:
+        if struck or asked.method != "GET" or "/final/state/" not in asked.path:
+            return None
+        struck.append(asked)
+        return fault
+
+    proxy.rule = rule
+    again = tiny(seed=7)
+    with Run(run, settings=quietly(checkpoints=url), **again) as resumed:
+        assert resumed.step == 4
+    assert struck and bits(again["model"]) == bits(trained["model"])
 
 
 @pytest.mark.parametrize(

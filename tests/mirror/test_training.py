@@ -236,6 +236,7 @@ def test_a_run_that_went_back_is_not_brought_forward_by_its_mirror(mirror: str, 
 @pytest.mark.needs("moto")
 def test_with_the_disk_wiped_one_of_two_mirrors_is_enough(proxy: Proxy, url: str, tmp_path: Path) -> None:
     run, second = tmp_path / "run", f"file://{tmp_path}/second/run"
+    (tmp_path / "second").mkdir()
     both = mirrored(f"{url}, {second}")
     hasty = mirrored(f"{url}, {second}", mirror_wait_seconds=0)
     job(run, 4, both, **tiny())

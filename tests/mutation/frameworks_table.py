@@ -101,8 +101,8 @@ FRAMEWORKS: tuple[Mutation, ...] = (
     one(
         "a framework's checkpoint chosen by its size alone",
         "frameworks/framework_run.py",
-        "resume_point(self.store, Level.FULL, job=self.lease.job",
-        "resume_point(self.store, Level.QUICK, job=self.lease.job",
+        "Level.FULL, job=self.lease.job, at_ns=time.time_ns())\n        passed = ",
+        "Level.QUICK, job=self.lease.job, at_ns=time.time_ns())\n        passed = ",
         f"{_RUN}test_damaged_and_unsealed_newer_ones_are_set_aside_and_logged",
     ),
     one(

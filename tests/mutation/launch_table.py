@@ -33,6 +33,9 @@ HERE = (
     one("a step that was cut taken for a whole one", "launch/job_files.py",
          '.split(b"\\n")[:-1]', '.split(b"\\n")',
          "tests/unit/launch/test_steps_file.py::test_the_last_whole_line_counts"),
+    one("a signal answered by torchrun's handler while it ends", "launch/agent.py",
+         "        signal.signal(each, signal.SIG_IGN)\n", "        pass\n",
+         "tests/unit/launch/test_agent.py::test_a_signal_that_comes_while_the_agent_ends_leaves_no_traceback"),
     one("a mistake before the run is open taken for a crash", "launch/uncaught.py",
          "    sys.excepthook = report_and_show\n", "",
          "tests/e2e/test_supervise_restarts.py::test_a_mistake_before_the_run_is_open_is_not_tried_again"

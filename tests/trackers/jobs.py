@@ -1,9 +1,11 @@
 """Small trainings that are shown by trackers; each is called in a child and may kill itself."""
 
+import contextlib
 import hashlib
 import os
 import random
 import signal
+import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 
 import unbroken
 from tests.patience import PATIENCE_S
+from tests.trackers.readers import trackio_points
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
 from unbroken.records.tracker_marks import known_ids, last_marks
@@ -59,6 +62,18 @@ def wait_until_sent(directory: str, step: int) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(f"not sent: {sent} of {wanted}")
+
+
+def wait_until_stored(count: int) -> None:
+    """Until trackio's thread has written so many rows."""
+    database, until = Path(os.environ["TRACKIO_DIR"]) / "plain.db", time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        # Its table is made when the first row is written.
+        with contextlib.suppress(sqlite3.OperationalError):
+            if database.exists() and len(trackio_points(database).get("plain", ())) >= count:
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"{database} has fewer than {count} rows")
 
 
 def wait_until_saved(run: unbroken.Run) -> None:
@@ -122,7 +137,7 @@ def train_plainly(directory: str, *, kill_at: int = 0) -> None:
             torch.save((step, model.state_dict()), saved)
         if step == kill_at:
             board.flush()
-            time.sleep(2)
+            wait_until_stored(step)
             die()
     shown.finish()
     tracked.finish()  # type: ignore[no-untyped-call]

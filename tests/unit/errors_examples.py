@@ -31,6 +31,17 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.MirrorDiverged(mirror=MIRROR, run="runs/a", record=".rewinds/000001.json"),
     errors.MirrorEmpty(mirror=MIRROR),
     errors.NotMirrored(run="runs/a"),
+    errors.MirrorMissing(
+        mirror=MIRROR, run="runs/a", complaint="it has no record of this run any more", remedy="again", above=""
+    ),
+    errors.MirrorMissing(
+        mirror="file:///mnt/b/a",
+        run="runs/a",
+        complaint="the directory /mnt/b does not exist",
+        remedy="above",
+        above="/mnt/b",
+    ),
+    errors.FetchIncomplete(mirror=MIRROR, failed=(("checkpoint-1000", "no mirror has it"),), fetched=1),
     errors.MirrorIncomplete(failed=((f"checkpoint-1000 to {MIRROR}", "could not write: HTTP 503"),), mirrored=2),
     errors.LeftMidStep(run=RUN, step=9, resumable_step=5),
     errors.LoopsDisagree(run=RUN, step=8),

@@ -24,6 +24,12 @@ OF_WORKERS = {"_error_if_any_worker_fails", "_set_worker_signal_handlers"}
 OF_ACCELERATORS = {"_models", "_dataloaders", "_custom_objects"}
 # Where a Trainer adds up the metrics of an epoch: without them the mean of an interrupted one is of its last batches.
 OF_TRAINERS = {"_results", "_first_loop_iter"}
+# Modules about what other packages have: the private names that they spell are not torch's.
+ABOUT_OTHERS = ("foreign/", "frameworks/", "trackers/", "gpt/huggingface.py", "state/grain_data.py")
+ABOUT_OTHERS += ("state/hugging_face.py", "state/loaders.py", "state/pipelines.py", "state/torchdata_nodes.py")
+ABOUT_OTHERS += ("state/wrappers.py",)
+# Spelled as strings: a public part of torch's format, Python's own, this package's, and those of other loaders.
+SPELLED = {"_extra_state", "_register_atexit", "_mapped", "_iterator", "_loader", "_num_iter_calls"}
 ALLOWED = MODULE_DICTS | ELSEWHERE | OF_PROCESSES | OF_LOADERS | OF_WORKERS | OF_ACCELERATORS | OF_TRAINERS
 
 
@@ -44,6 +50,28 @@ def breaches(tree: ast.AST, own: set[str]) -> Iterator[str]:
             yield f"line {node.lineno}: {ast.unparse(node)}"
 
 
+def parts_of_texts(node: ast.AST) -> Iterator[ast.AST]:
+    """The strings in it that are no names of attributes."""
+    if isinstance(node, ast.JoinedStr):
+        yield from node.values
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        yield from node.args if node.func.attr in ("endswith", "removesuffix") else ()
+    elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
+        yield from ast.walk(node.value)
+
+
+def spelled(tree: ast.AST) -> Iterator[str]:
+    """Private names that a module has as strings, to ask for an attribute by; parts of longer texts are none."""
+    parts = {id(part) for node in ast.walk(tree) for part in parts_of_texts(node)}
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Constant) and isinstance(node.value, str)) or id(node) in parts:
+            continue
+        name = node.value
+        # A class in quotes is a type that is defined further below.
+        if name.isidentifier() and is_private(name) and name.strip("_")[:1].islower() and name not in SPELLED:
+            yield f"line {node.lineno}: {name!r}"
+
+
 def defined(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -61,6 +89,16 @@ def test_no_other_module_uses_a_private_name_of_torch() -> None:
     assert not found
 
 
+def test_no_other_module_has_a_private_name_of_torch_as_a_string() -> None:
+    found = [
+        f"{path} {each}"
+        for path, name in ((path, path.relative_to(PACKAGE).as_posix()) for path in PACKAGE.rglob("*.py"))
+        if name != "torch_private.py" and not name.startswith(ABOUT_OTHERS)
+        for each in spelled(ast.parse(path.read_text()))
+    ]
+    assert not found
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -73,6 +111,11 @@ def test_no_other_module_uses_a_private_name_of_torch() -> None:
 )
 def test_a_private_name_elsewhere_is_noticed(line: str) -> None:
     assert list(breaches(ast.parse(line), set()))
+
+
+def test_a_private_name_in_a_string_is_noticed() -> None:
+    assert list(spelled(ast.parse("hasattr(optimizer, '_optimizer_step_pre_hooks')")))
+    assert not list(spelled(ast.parse("f'{name}_steps'")))
 
 
 # ---- holders of memory ----

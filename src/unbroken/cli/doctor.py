@@ -67,7 +67,7 @@ def command(output: Output, place: str, no_torch: bool) -> int:
 
 
 def _examined(directory: Path, output: Output, *, no_torch: bool) -> Iterator[CheckResult]:
-    yield examine_python()
+    yield from examine_python()
     if not no_torch:
         output.note("testing torch: this takes a few seconds ...")
         yield from examine_torch()

@@ -10,13 +10,24 @@ import click
 
 from unbroken.cli.arguments import FiniteRange
 from unbroken.cli.output import Output, as_command
-from unbroken.errors import BadUsage, NotMirrored, NoUsableCheckpoint, StorageFailed
+from unbroken.errors import (
+    BadUsage,
+    DamagedCheckpoint,
+    FetchIncomplete,
+    FormatUnknown,
+    ManifestDamaged,
+    NotMirrored,
+    NoUsableCheckpoint,
+    StorageError,
+    StorageFailed,
+    UnbrokenError,
+)
 from unbroken.mirror.address import address_of, is_url, parse_address
 from unbroken.mirror.background import Mirror
-from unbroken.mirror.bring_back import Brought, Taking, bring_back, fetch_named, repair, take_rewinds
+from unbroken.mirror.bring_back import Brought, Skipped, Taking, bring_back, fetch_named, repair, take_rewinds
 from unbroken.mirror.client import Client, open_client
-from unbroken.mirror.fetch import Fetched, command_job, fetch_checkpoint, sweep_own_drafts
-from unbroken.mirror.ownership import adopt
+from unbroken.mirror.fetch import Fetched, command_job, sweep_own_drafts
+from unbroken.mirror.ownership import adopt, require_adoptable, require_present
 from unbroken.mirror.remote import home_of, resolve_remote
 from unbroken.mirror.transfer import Limits
 from unbroken.quoting import amounts
@@ -28,8 +39,8 @@ from unbroken.store.check import Level, is_removed, verify
 from unbroken.store.directory import Store
 from unbroken.store.mirrored import read_mirrors
 from unbroken.store.names import CHECKPOINTS
-from unbroken.store.references import Reference, checkpoint_of
-from unbroken.store.scan import newest_first, read_quietly, scan
+from unbroken.store.references import Reference, named_in
+from unbroken.store.scan import newest_first, read_quietly, scan, without_manifest
 
 _ATTEMPTS: Final = 5
 
@@ -41,7 +52,11 @@ _ATTEMPTS: Final = 5
         ("unbroken fetch s3://bucket/runs/a@1000 runs/a", "the checkpoint of step 1,000"),
         ("unbroken fetch runs/a", "repair a run from its own mirrors, and fetch what is newer there"),
     ),
-    exit_codes={0: "fetched, or all of it was there", 3: "the mirror's copy is damaged", 5: "there is no checkpoint"},
+    exit_codes={
+        0: "fetched, or all of it was there",
+        3: "no whole copy: damage in the mirror, or here and not repaired",
+        5: "there is no checkpoint",
+    },
 )
 @click.argument("source", metavar="MIRROR|RUN")
 @click.argument("run", metavar="[RUN]", required=False)
@@ -62,7 +77,8 @@ def command(
 
     MIRROR is an address such as s3://bucket/runs/a, with @STEP for one checkpoint; RUN is where it goes. A run that is
     given alone is repaired from its own mirrors. Checkpoints are staged, verified and then published: an interrupted
-    fetch leaves the old copy or none. Of a damaged local checkpoint only the damaged parts are fetched.
+    fetch leaves the old copy or none. Of a damaged local checkpoint only the damaged parts are fetched. If the newest
+    copy is damaged, the next older one is fetched. A dry run looks at names and sizes in the mirror, not at the bytes.
     """
     limits = Limits(bytes_per_second=bytes_per_second)
     if is_url(source) and parse_address(source.rpartition("@")[0] or source).scheme and run is None:
@@ -83,14 +99,13 @@ def command(
 def _fetch_into(
     output: Output, source: str, run: Path, limits: Limits, asked: tuple[bool, bool, bool]
 ) -> tuple[Store, list[dict[str, Any]]]:
-    is_all, is_refreshing, dry_run = asked
     attempt = 0
     while True:
         attempt += 1
         found = resolve_remote(source)
-        names = _wanted(found, is_all=is_all)
+        names = _wanted(found)
         try:
-            return _fetch_names(output, found.store, names, run, limits, is_refreshing=is_refreshing, dry_run=dry_run)
+            return _fetch_names(output, found, names, run, limits, asked)
         except StorageFailed:
             # A run at work removes old checkpoints; then there is a newer one, or an error that says what there is.
             if attempt == _ATTEMPTS or not any(is_removed(found.store, name) for name in names):
@@ -98,37 +113,52 @@ def _fetch_into(
 
 
 def _fetch_names(
-    output: Output,
-    remote: Store,
-    names: list[str],
-    run: Path,
-    limits: Limits,
-    *,
-    is_refreshing: bool,
-    dry_run: bool,
+    output: Output, found: Reference, names: list[str], run: Path, limits: Limits, asked: tuple[bool, bool, bool]
 ) -> tuple[Store, list[dict[str, Any]]]:
+    is_all, is_refreshing, dry_run = asked
+    remote, is_named = found.store, found.name is not None
     store = Store(run / CHECKPOINTS if remote.root.name == CHECKPOINTS else run)
-    manifests = {name: remote.read_manifest(name) for name in names}
-    if dry_run:
-        return store, [
-            _row(name, manifest.step, str(remote.root), (len(manifest.parts), manifest.size_bytes), is_new=True)
-            for name, manifest in manifests.items()
-        ]
-    job = command_job(host_name(), os.getpid())
-    taking = Taking(job, time.time_ns, limits)
-    client = _client(remote)
-    store.files.make_directory(store.root, durable=True)
-    sweep_own_drafts(store, host_name())
-    adopt(store, client, job=job)
-    take_rewinds(remote, store, taking)
-    total = sum(manifest.size_bytes for manifest in manifests.values())
+    taking = _taking(limits, is_dry=dry_run)
+    _prepare(store, remote, taking)
+    fetched: list[Fetched] = []
+    failed: list[tuple[str, str]] = []
+    read = [read_quietly(remote, name) for name in names[: None if is_all else 1]]
+    total = sum(manifest.size_bytes for manifest in read if manifest is not None)
     with output.progress("fetch", total, is_bytes=True) as advance:
         limits.progress = advance
-        fetched = [
-            fetch_checkpoint(remote, name, store, limits, job=job, at_ns=time.time_ns(), is_refreshing=is_refreshing)
-            for name in names
-        ]
+        for name in names:
+            try:
+                fetched.append(taking.take(remote, name, store, is_refreshing=is_refreshing))
+            except (DamagedCheckpoint, FormatUnknown, ManifestDamaged) as damaged:
+                if is_named:
+                    raise
+                failed.append((name, _first_finding(damaged)))
+                output.note(f"skipped {name} in {remote.root}: {failed[-1][1]}")
+            else:
+                if not is_all:
+                    break
+    if failed and (is_all or not fetched):
+        raise FetchIncomplete(mirror=str(remote.root), failed=tuple(failed), fetched=len(fetched))
     return store, [_fetched_row(each, str(remote.root)) for each in fetched]
+
+
+def _taking(limits: Limits, *, is_dry: bool) -> Taking:
+    return Taking(command_job(host_name(), os.getpid()), time.time_ns, limits, is_dry)
+
+
+def _prepare(store: Store, remote: Store, taking: Taking) -> None:
+    """Make the directory part of the run that the mirror belongs to; a dry run only looks whether it can be."""
+    if taking.is_dry:
+        require_adoptable(store, _client(remote))
+        return
+    store.files.make_directory(store.root, durable=True)
+    sweep_own_drafts(store, host_name())
+    adopt(store, _client(remote), job=taking.job)
+    take_rewinds(remote, store, taking)
+
+
+def _first_finding(damaged: UnbrokenError) -> str:
+    return next(iter(damaged.details()), damaged.message)
 
 
 def _client(remote: Store) -> Client:
@@ -136,11 +166,10 @@ def _client(remote: Store) -> Client:
     return open_client(parse_address(text) if is_url(text) else address_of(remote.root))
 
 
-def _wanted(found: Reference, *, is_all: bool) -> list[str]:
+def _wanted(found: Reference) -> list[str]:
+    """What to fetch: the one that is named, all, or the first of these that is whole."""
     if found.name is not None:
         return [found.name]
-    if not is_all:
-        return [checkpoint_of(found)[1]]
     names = newest_first(found.store, scan(found.store).committed)
     if not names:
         raise NoUsableCheckpoint(store=found.store.root)
@@ -156,32 +185,108 @@ def _repair_run(output: Output, run: str, limits: Limits, *, dry_run: bool) -> t
     known = read_mirrors(store)
     if not known:
         raise NotMirrored(run=run)
-    addresses = [parse_address(text) for text in known]
-    mirrors = [Mirror(each, open_client(home_of(each, store))) for each in addresses]
-    if dry_run:
-        verdicts = [verify(store, name, Level.FULL) for name in scan(store).committed]
-        damaged = [(each.name, each.manifest) for each in verdicts if not each.is_sound]
-        return store, [
-            _row(name, manifest.step if manifest else None, known[0], (None, None), is_new=False)
-            for name, manifest in damaged
-        ]
-    taking = Taking(command_job(host_name(), os.getpid()), time.time_ns, limits)
-    sweep_own_drafts(store, host_name())
+    taking = _taking(limits, is_dry=dry_run)
+    repairing = _Repairing(output, store, taking)
+    if not dry_run:
+        sweep_own_drafts(store, host_name())
+    mirrors = repairing.opened(known)
     with output.progress("fetch", 0, is_bytes=True) as advance:
         limits.progress = advance
         if at and "/" not in wanted:
-            brought = fetch_named(store, wanted, mirrors, taking)
-            done = [brought] if brought is not None else []
+            repairing.fetch(wanted, mirrors)
         else:
-            done = _bring_all_back(output, store, mirrors, taking)
-    return store, [_fetched_row(each.fetched, each.mirror) for each in done]
+            repairing.repair_all(mirrors)
+    repairing.require_done(", ".join(known))
+    return store, [_fetched_row(each.fetched, each.mirror) for each in repairing.done]
 
 
-def _bring_all_back(output: Output, store: Store, mirrors: Sequence[Mirror], taking: Taking) -> list[Brought]:
-    names = [name for name in scan(store).committed if read_quietly(store, name) is not None]
-    tried = [repair(store, name, mirrors, taking) for name in names]
-    done = [each for each in tried if each is not None]
-    return done + bring_back(store, mirrors, taking, warn=output.note)
+class _Repairing:
+    """What became of a run that is repaired from its own mirrors."""
+
+    def __init__(self, output: Output, store: Store, taking: Taking) -> None:
+        self._output, self._store, self._taking = output, store, taking
+        self.done: list[Brought] = []
+        self._failed: list[tuple[str, str]] = []
+        self._refusals: list[StorageError] = []
+        self._skipped: set[str] = set()
+
+    def opened(self, texts: Sequence[str]) -> list[Mirror]:
+        """The mirrors that are there."""
+        mirrors = []
+        for text in texts:
+            address = parse_address(text)
+            try:
+                client = open_client(home_of(address, self._store))
+                require_present(self._store, client)
+            except StorageError as refused:
+                self._refuse(text, refused)
+            else:
+                mirrors.append(Mirror(address, client))
+        return mirrors
+
+    def fetch(self, wanted: str, mirrors: Sequence[Mirror]) -> None:
+        """Fetch or repair the checkpoint that is named."""
+        brought = fetch_named(self._store, wanted, mirrors, self._taking, skipped=self._skip)
+        if brought is not None:
+            self.done.append(brought)
+        elif not self._refusals:
+            # Unknown, unless it is here; then no mirror has it.
+            self._look(named_in(self._store, wanted), [])
+
+    def repair_all(self, mirrors: Sequence[Mirror]) -> None:
+        """Repair every local checkpoint, and fetch what is newer in a mirror."""
+        found = scan(self._store)
+        for name in (*found.committed, *without_manifest(self._store, found)):
+            self._look(name, mirrors)
+        repaired = {each.fetched.manifest.id for each in self.done}
+        try:
+            self.done += bring_back(
+                self._store,
+                mirrors,
+                self._taking,
+                refused=lambda mirror, refused: self._refuse(mirror.url, refused),
+                skipped=self._skip,
+                without={*repaired, *self._skipped},
+                is_repairing=False,
+            )
+        except NoUsableCheckpoint:
+            if not self._failed:
+                raise
+
+    def require_done(self, known: str) -> None:
+        """Pass if nothing here is damaged and every mirror was asked."""
+        if self._failed or self._refusals:
+            for each in self.done:
+                self._output.note(each.sentence())
+        if self._failed:
+            raise FetchIncomplete(mirror=known, failed=tuple(self._failed), fetched=len(self.done))
+        if self._refusals:
+            raise self._refusals[0]
+
+    def _look(self, name: str, mirrors: Sequence[Mirror]) -> None:
+        verdict = verify(self._store, name, Level.FULL)
+        is_lost = name in without_manifest(self._store, scan(self._store))
+        if verdict.is_sound or (verdict.is_removed and not is_lost):
+            return
+        try:
+            brought = repair(self._store, name, mirrors, self._taking, skipped=self._skip)
+        except UnbrokenError as refused:
+            self._failed.append((name, f"{verdict.findings[0]}; {refused.message}"))
+            return
+        if brought is not None:
+            self.done.append(brought)
+        else:
+            why = "a mirror could not be asked" if self._refusals else "no mirror has it"
+            self._failed.append((name, f"{verdict.findings[0]}; {why}"))
+
+    def _skip(self, skipped: Skipped) -> None:
+        if skipped.id is not None:
+            self._skipped.add(skipped.id)
+        self._output.note(skipped.sentence())
+
+    def _refuse(self, mirror: str, refused: StorageError) -> None:
+        self._refusals.append(refused)
+        self._output.note(f"the mirror {mirror} could not be asked: {refused.message}")
 
 
 def _row(

@@ -13,7 +13,7 @@ from unbroken.cli.arguments import FiniteRange
 from unbroken.cli.output import Output, as_command
 from unbroken.errors import BadUsage, CheckpointError, MirrorIncomplete, NotMirrored, UnbrokenError
 from unbroken.mirror.address import addresses_in, is_url, parse_address
-from unbroken.mirror.background import Mirror, forget_removed, pending
+from unbroken.mirror.background import Mirror, forget_removed, pending, removed_there
 from unbroken.mirror.client import open_client
 from unbroken.mirror.ownership import is_mirror, push_rewinds, require_own
 from unbroken.mirror.remote import home_of
@@ -25,7 +25,7 @@ from unbroken.records.run_references import resolve
 from unbroken.report.style import Style
 from unbroken.store.directory import Store
 from unbroken.store.mirrored import forget_uploads, mirrored_ids, read_mirrors, write_mirrors
-from unbroken.store.scan import read_quietly, scan
+from unbroken.store.scan import newest_first, read_quietly, scan
 
 
 @dataclass
@@ -79,14 +79,16 @@ def command(
     store = _to_be_copied(run)
     job = f"mirror_{os.getpid()}"
     mirrors = _mirrors(store, to, forget, run)
-    opened = [] if dry_run else [_opened(store, text, job) for text in mirrors]
+    # One that is named anew is begun again, if it was emptied.
+    known = set(read_mirrors(store)) - set(_named(to))
+    opened = [_opened(output, store, text, job, is_known=text in known, is_dry=dry_run) for text in mirrors]
     if not dry_run and tuple(mirrors) != read_mirrors(store):
         for text in {str(parse_address(each)) for each in forget}:
             # First, so that a kill leaves a mirror that is asked anew. Were they kept, a mirror that is emptied and
             # added again would count as full.
             forget_uploads(store, text, mirrored_ids(store, text))
         write_mirrors(store, mirrors, job=job)
-    done = [_Done(text, len(_known(store, text)), pending(store, text)) for text in mirrors]
+    done = [_counted(store, mirror) for mirror in opened]
     if not dry_run:
         total = sum(_size(store, each.pending) for each in done)
         with output.progress("upload", total, is_bytes=True) as advance:
@@ -117,20 +119,33 @@ def _mirrors(store: Store, to: Sequence[str], forget: Sequence[str], run: str) -
     for text in gone:
         if text not in known:
             raise BadUsage(command="unbroken mirror", complaint=f"{text} is not a mirror of this run")
-    added = [str(parse_address(text)) for each in to for text in addresses_in(each)]
-    mirrors = [text for text in dict.fromkeys((*known, *added)) if text not in gone]
+    mirrors = [text for text in dict.fromkeys((*known, *_named(to))) if text not in gone]
     if not mirrors and not gone:
         raise NotMirrored(run=str(run_of(store).run) if store.root.is_absolute() else run)
     return mirrors
 
 
-def _opened(store: Store, text: str, job: str) -> Mirror:
+def _named(to: Sequence[str]) -> list[str]:
+    return [str(parse_address(text)) for each in to for text in addresses_in(each)]
+
+
+def _opened(output: Output, store: Store, text: str, job: str, *, is_known: bool, is_dry: bool) -> Mirror:
     address = parse_address(text)
     client = open_client(home_of(address, store))
-    require_own(store, client, new_id=secrets.token_hex(8), job=job)
+    adopted = require_own(store, client, new_id=secrets.token_hex(8), job=job, is_known=is_known, is_dry=is_dry)
+    if adopted is not None:
+        output.note(adopted.sentence())
     mirror = Mirror(address, client)
-    forget_removed(store, mirror)
+    if not is_dry:
+        forget_removed(store, mirror)
     return mirror
+
+
+def _counted(store: Store, mirror: Mirror) -> _Done:
+    """What is in a mirror and what is not; a dry run has not taken back the records of what was removed there."""
+    known, left = _known(store, mirror.url), pending(store, mirror.url)
+    gone = set(removed_there(store, mirror).values()) if known else set[str]()
+    return _Done(mirror.url, len(known - gone), newest_first(store, [*left, *gone]))
 
 
 def _known(store: Store, mirror: str) -> set[str]:

@@ -10,7 +10,7 @@ KINDS: Final = frozenset(
     {
         *("clock-differs", "gloo-unreachable", "gpu-missing", "in-container", "in-memory", "no-directory-fsync"),
         *("no-hard-links", "no-symlinks", "not-a-directory", "not-measured", "not-writable", "rename-broken"),
-        *("self-test-unfinished", "torch-broken", "torch-untested"),
+        *("python-untested", "self-test-unfinished", "torch-broken", "torch-untested"),
     }
 )
 

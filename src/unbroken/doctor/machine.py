@@ -22,17 +22,19 @@ from unbroken.doctor.self_test_process import (
     run_self_test,
 )
 from unbroken.quoting import amounts
-from unbroken.tested_versions import untested_torch
+from unbroken.tested_versions import untested_python, untested_torch
 
 _DRIVER: Final = Path("/sys/module/nvidia/version")
 _COPIED_BYTES: Final = 64 << 20
 _COPIES: Final = 3
 
 
-def examine_python() -> CheckResult:
+def examine_python() -> Iterator[CheckResult]:
     """The interpreter and the operating system."""
     version, system = platform.python_version(), f"{platform.system()} {platform.release()} {platform.machine()}"
-    return CheckResult("python", f"{version} on {system}", values={"version": version, "executable": sys.executable})
+    yield CheckResult("python", f"{version} on {system}", values={"version": version, "executable": sys.executable})
+    if untested := untested_python(version):
+        yield note("python", "python-untested", untested)
 
 
 def examine_memory(monotonic: Callable[[], float]) -> CheckResult:

@@ -2,7 +2,7 @@
 
 from typing import Final, Literal
 
-from unbroken.errors.tree import Each, Help, StorageError, UsageError
+from unbroken.errors.tree import CheckpointError, Each, Help, StorageError, UsageError
 
 _HELD: Final = "local checkpoints that are not mirrored yet are kept"
 # True of a run that saves straight to an object store, too.
@@ -124,6 +124,28 @@ class MirrorUnreachable(StorageError):
     SO = f"a running job tries again by itself; {_INTACT}"
 
 
+class MirrorMissing(StorageError):
+    """A mirror that was used before and is not there, or one in a directory that does not exist."""
+
+    kind = "mirror-missing"
+    mirror: str
+    run: str
+    complaint: str
+    # What to do: make the directory that it is in, or begin it again.
+    remedy: Literal["above", "again"]
+    above: str
+    HEADLINE = "the mirror is not there: {complaint}"
+    AT = "{mirror}"
+    SO = f"its disk may not be mounted, or it was moved or emptied; nothing was written there; {_INTACT}"
+
+    def help(self) -> tuple[Help, ...]:
+        if self.remedy == "above":
+            return (Help(self.filled("mkdir -p {above:sh}"), "make it, if no disk is missing"),)
+        return (
+            Help(self.filled("unbroken mirror {run:sh} --to {mirror:sh}"), "begin it again, if it is gone for good"),
+        )
+
+
 class MirrorUnverified(StorageError):
     """An object whose bytes in the store are not those that were sent."""
 
@@ -192,4 +214,17 @@ class MirrorIncomplete(StorageError):
     mirrored: int
     HEADLINE = "{failed:n checkpoint} could not be mirrored, {mirrored} done"
     SO = _HELD
+    DETAILS = Each("failed", "{0}: {1}", most=8)
+
+
+class FetchIncomplete(CheckpointError):
+    """Checkpoints that no mirror has whole."""
+
+    kind = "fetch-incomplete"
+    mirror: str
+    failed: tuple[tuple[str, str], ...]
+    fetched: int
+    HEADLINE = "{failed:n checkpoint} could not be fetched or repaired, {fetched} done"
+    AT = "{mirror}"
+    SO = "no whole copy was found; nothing was deleted"
     DETAILS = Each("failed", "{0}: {1}", most=8)

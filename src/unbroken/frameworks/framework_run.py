@@ -39,8 +39,8 @@ from unbroken.records.leftovers import sweep_scratch
 from unbroken.records.outcome import conclude
 from unbroken.records.stop import StopReason, StopSources, clear_requests
 from unbroken.store.capacity import require_room
-from unbroken.store.check import Level, verify
-from unbroken.store.choose import quarantine, require_saved_by, resume_point
+from unbroken.store.check import Level, Verdict, verify
+from unbroken.store.choose import SkippedCheckpoint, quarantine, require_saved_by, resume_point
 from unbroken.store.commit import Draft, Record, commit
 from unbroken.store.directory import Store
 from unbroken.store.keep import Policy
@@ -163,16 +163,15 @@ class FrameworkRun:
         if self._mirrors is not None:
             self._mirrors.bring_back()
             self._repair(self._mirrors)
-        choice = resume_point(self.store, Level.FULL, job=self.lease.job, at_ns=time.time_ns())
-        passed = [(over.name, over.reason) for over in choice.skipped]
-        chosen = choice.chosen
+        chosen, skipped = self._choose()
+        passed = [(over.name, over.reason) for over in skipped]
         manifest = chosen.manifest if chosen is not None else None
         passed += self._set_unsealed_aside(manifest.step if manifest else -1, has_chosen=manifest is not None)
         if chosen is None or manifest is None:
             if asked is not None:
                 # Followed before, and nothing was saved since: the folder elsewhere is still where it starts.
                 return self._find_named(asked, require)
-            if choice.skipped:
+            if skipped:
                 raise NoUsableCheckpoint(store=self.store.root, skipped=tuple(passed))
             return ResumePoint(skipped=tuple(passed))
         path = self.store.path(chosen.name)
@@ -180,6 +179,19 @@ class FrameworkRun:
         require_saved_by(self.origin, self.store.root, chosen.name, manifest)
         require(path)
         return ResumePoint(path, manifest, tuple(passed))
+
+    def _choose(self) -> tuple[Verdict | None, list[SkippedCheckpoint]]:
+        """The newest usable checkpoint, and what was skipped for it."""
+        choice = resume_point(self.store, Level.FULL, job=self.lease.job, at_ns=time.time_ns())
+        passed = list(choice.skipped)
+        if self._mirrors is not None and passed:
+            # What a mirror has may be newer than what is left here.
+            lost = {over.verdict.manifest.id for over in passed if over.verdict.manifest is not None}
+            self._mirrors.bring_back(without=lost)
+            choice = resume_point(self.store, Level.FULL, job=self.lease.job, at_ns=time.time_ns())
+            named = {over.name for over in passed}
+            passed += [over for over in choice.skipped if over.name not in named]
+        return choice.chosen, passed
 
     def _repair(self, mirrors: RunMirrors) -> None:
         """Take the damaged parts of the newest checkpoint from a mirror, before it is quarantined."""

@@ -160,4 +160,8 @@ def _say(message: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], os.environ))
+    code = main(sys.argv[1:], os.environ)
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        # The ranks have ended. torchrun's handlers stay, and would raise at a signal that comes while Python ends.
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(code)

@@ -8,6 +8,7 @@ import secrets
 from typing import Final
 
 from unbroken.errors import CheckpointsElsewhere, Help
+from unbroken.loop.mirrors import log_adopted
 from unbroken.loop.settings import Settings
 from unbroken.mirror.address import parse_address
 from unbroken.mirror.client import Client, open_client
@@ -43,7 +44,10 @@ def open_checkpoints(layout: Layout, settings: Settings, world: World, lease: Le
     def opened() -> DirectStore:
         client = open_client(home_of(parse_address(address), local))
         if world.is_first:
-            require_own(local, client, new_id=secrets.token_hex(8), job=lease.job, is_second_copy=False)
+            new_id, is_known = secrets.token_hex(8), read_direct(local) == address
+            adopted = require_own(local, client, new_id=new_id, job=lease.job, is_second_copy=False, is_known=is_known)
+            if adopted is not None:
+                log_adopted(adopted)
             _require_there(layout, local, client, address)
         memory_bytes = max(settings.mirror_memory_bytes // (settings.files_per_rank or MOST_FILES), LEAST_MEMORY_BYTES)
         limits = Limits(memory_bytes, settings.mirror_bytes_per_second)

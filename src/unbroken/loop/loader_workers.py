@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from unbroken.quoting.log import logger
 from unbroken.records.stop import SIGNALS
-from unbroken.torch_private import worker_signals
+from unbroken.torch_private import WORKER_LOOP, worker_signals
 
 _log = logger(__name__)
 # A signal to a group reaches one process after the other.
@@ -76,7 +76,7 @@ def _install() -> None:
 
 def _start(worker: Any, start: Callable[[Any], None]) -> None:  # noqa: ANN401 -- what it is started with is private
     target = worker._target
-    if getattr(target, "__name__", "") != "_worker_loop" or target.__module__.split(".")[0] not in _LOADERS:
+    if getattr(target, "__name__", "") != WORKER_LOOP or target.__module__.split(".")[0] not in _LOADERS:
         start(worker)
         return
     worker._target, worker._args = serve, (target, *worker._args)

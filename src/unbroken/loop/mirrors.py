@@ -7,7 +7,7 @@ has worked before is warned about and tried again, since training matters more t
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from unbroken.errors import MirrorTaken, StorageError, UnbrokenError, UsageError
@@ -15,9 +15,18 @@ from unbroken.loop.recorder import SilentRecorder
 from unbroken.loop.settings import Settings
 from unbroken.mirror.address import parse_address
 from unbroken.mirror.background import Mirror, Mirroring, forget_removed, pending
-from unbroken.mirror.bring_back import Brought, Taking, bring_back, fetch_named, learn_rewinds, remote_ids, repair
+from unbroken.mirror.bring_back import (
+    Brought,
+    Skipped,
+    Taking,
+    bring_back,
+    fetch_named,
+    learn_rewinds,
+    remote_ids,
+    repair,
+)
 from unbroken.mirror.client import open_client
-from unbroken.mirror.ownership import require_own
+from unbroken.mirror.ownership import Adopted, require_own
 from unbroken.mirror.remote import home_of, store_at
 from unbroken.mirror.transfer import Limits
 from unbroken.quoting import amounts
@@ -32,6 +41,14 @@ _LOGGED_EVERY_S: Final = 600.0
 # A shorter wait for uploads needs no line.
 _UNSAID_S: Final = 2.0
 _SHOWN: Final = 4
+
+
+def log_adopted(adopted: Adopted) -> None:
+    """Say which run a directory without checkpoints continues; a warning if that run was in another directory."""
+    if adopted.is_moved:
+        _log.warning("%s; if that is another run, stop this job and give it a mirror of its own", adopted.sentence())
+    else:
+        _log.info("%s", adopted.sentence())
 
 
 class RunMirrors:
@@ -50,6 +67,8 @@ class RunMirrors:
         self._wait_s = settings.mirror_wait_seconds
         self._warned: dict[tuple[str, str], float] = {}
         self._refusals: dict[str, UnbrokenError] = {}
+        # The ids of which a mirror has a damaged copy: all mirrors were tried, so they are not fetched again.
+        self._skipped: set[str] = set()
         # Uploads of checkpoints whose save was not logged yet: that is done at an edge, and an upload may be faster.
         self._logged: set[str] = set()
         self._unlogged: list[tuple[Upload, float]] = []
@@ -80,7 +99,7 @@ class RunMirrors:
         refusals: list[tuple[str, StorageError]] = []
         for text in texts:
             try:
-                opened.append(self._open(text))
+                opened.append(self._open(text, is_known=text in known))
             except MirrorTaken:
                 raise
             except StorageError as refused:
@@ -95,10 +114,12 @@ class RunMirrors:
             _log.warning(message, text, refusal.message)
         return opened
 
-    def _open(self, text: str) -> Mirror:
+    def _open(self, text: str, *, is_known: bool) -> Mirror:
         address = parse_address(text)
         client = open_client(home_of(address, self._store), self._store.files)
-        require_own(self._store, client, new_id=secrets.token_hex(8), job=self._job)
+        adopted = require_own(self._store, client, new_id=secrets.token_hex(8), job=self._job, is_known=is_known)
+        if adopted is not None:
+            log_adopted(adopted)
         mirror = Mirror(address, client)
         if gone := forget_removed(self._store, mirror):
             _log.info("no longer in the mirror %s and uploaded again: %s", text, amounts.listed(gone, _SHOWN))
@@ -114,19 +135,37 @@ class RunMirrors:
         """
         learn_rewinds(self._store, self._mirrors, self._taking, warn=_log.warning)
 
-    def bring_back(self) -> None:
-        """Make the local store as new and as whole as the mirrors are.
+    def bring_back(self, without: Iterable[str] = ()) -> None:
+        """Make the local store as new and as whole as the mirrors are; ``without`` names ids that stay there.
 
         Raises:
-            UnbrokenError: a mirror refused, and there is nothing here to resume from.
+            UnbrokenError: a mirror refused, or all its copies are damaged, and there is nothing here to resume from.
         """
-        for brought in bring_back(self._store, self._mirrors, self._taking, warn=_log.warning):
+        for brought in bring_back(
+            self._store,
+            self._mirrors,
+            self._taking,
+            refused=self._note_refusal,
+            skipped=self._note_skipped,
+            without={*without, *self._skipped},
+        ):
             self._note(brought)
+
+    def _note_refusal(self, mirror: Mirror, refusal: StorageError) -> None:
+        _log.warning("the mirror %s was not asked for newer checkpoints: %s", mirror.url, refusal.message)
+
+    def _note_skipped(self, skipped: Skipped) -> None:
+        if skipped.id is not None:
+            self._skipped.add(skipped.id)
+        self._recorder.event(
+            "mirror-skipped", name=skipped.name, step=skipped.step, mirror=skipped.mirror, reason=skipped.reason
+        )
+        _log.warning("%s", skipped.sentence())
 
     def repair(self, name: str) -> bool:
         """Replace the damaged parts of a checkpoint by those of a mirror; says whether that was possible."""
         try:
-            brought = repair(self._store, name, self._mirrors, self._taking)
+            brought = repair(self._store, name, self._mirrors, self._taking, skipped=self._note_skipped)
         except UnbrokenError as refused:
             _log.warning("%s is damaged and could not be repaired from a mirror: %s", name, refused.message)
             return False
@@ -140,7 +179,7 @@ class RunMirrors:
         Raises:
             UnbrokenError: a mirror refused, or the disk.
         """
-        brought = fetch_named(self._store, wanted, self._mirrors, self._taking)
+        brought = fetch_named(self._store, wanted, self._mirrors, self._taking, skipped=self._note_skipped)
         if brought is not None:
             self._note(brought)
         return brought is not None

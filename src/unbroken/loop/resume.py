@@ -125,7 +125,7 @@ def resume(
     found = Resumed(set_aside=list(start.set_aside), followed=start.followed)
     if start.named is None:
         world.from_first(lambda: mirrors.bring_back() if mirrors is not None else None)
-    repaired = set[str]()
+    repaired, lost = set[str](), set[str]()
     while found.restored is None:
         target, passed = world.from_first(lambda: _choose(store, start, job))
         reported = {name for name, _ in found.skipped}
@@ -149,6 +149,9 @@ def resume(
             if start.named is not None or target.store.root != store.root:
                 raise
             found.skipped.append(_quarantine_damaged(store, target.name, refused, world, job))
+            # What a mirror has may be newer than what is left here.
+            lost.add(target.manifest.id)
+            world.from_first(lambda: mirrors.bring_back(without=lost) if mirrors is not None else None)
     world.all_or_none(lambda: _settle_hyperparameters(script, found, settings))
     found.computes_under = digest_of_settings(found.hyperparameters, items)
     found.set_aside += world.from_first(lambda: _carry_out(store, settings.resume, start, found.target, job, mirrors))

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from unbroken.errors import Bug, CheckpointError, UnbrokenError, UsageError
 from unbroken.mirror.address import Address
 from unbroken.mirror.client import Client
-from unbroken.mirror.ownership import push_rewinds
+from unbroken.mirror.ownership import push_rewinds, require_present
 from unbroken.mirror.remote import store_at
 from unbroken.mirror.transfer import Limits, Stopped
 from unbroken.mirror.upload import upload_checkpoint
@@ -79,6 +79,17 @@ def forget_removed(store: Store, mirror: Mirror) -> list[str]:
     Raises:
         UnbrokenError: the mirror or the disk refused.
     """
+    gone = removed_there(store, mirror)
+    forget_uploads(store, mirror.url, gone)
+    return list(gone.values())
+
+
+def removed_there(store: Store, mirror: Mirror) -> dict[str, str]:
+    """The names of local checkpoints that are recorded as mirrored and are no longer in the mirror, by id.
+
+    Raises:
+        UnbrokenError: the mirror or the disk refused.
+    """
     remote, done, gone = store_at(mirror.client), mirrored_ids(store, mirror.url), dict[str, str]()
     for name in scan(store).committed:
         manifest = outline_quietly(store, name)
@@ -88,8 +99,7 @@ def forget_removed(store: Store, mirror: Mirror) -> list[str]:
         there = remote.files.find(remote.path(called) / MANIFEST) if called is not None else None
         if called is None or there is None or remote.read_manifest(called).id != manifest.id:
             gone[manifest.id] = name
-    forget_uploads(store, mirror.url, gone)
-    return list(gone.values())
+    return gone
 
 
 class Mirroring:
@@ -201,6 +211,8 @@ class _Worker:
         while True:
             try:
                 if not tried:
+                    # Not written to a directory that a disk is not mounted on any more.
+                    require_present(store, self._mirror.client)
                     push_rewinds(store, self._mirror.client, self._mirror.address)
                 # Asked again after each: a newer one may have been committed meanwhile.
                 left = pending(store, url)
@@ -238,5 +250,8 @@ class _Worker:
 
     def _forget_gone(self) -> None:
         store, url = self._owner._store, self._mirror.url
+        # The records first: what is recorded from now on, by the next job of this process too, is not looked at.
+        known = mirrored_ids(store, url)
         here = {manifest.id for name in scan(store).committed if (manifest := outline_quietly(store, name))}
-        forget_uploads(store, url, mirrored_ids(store, url) - here)
+        if not self._owner.is_stopped:
+            forget_uploads(store, url, known - here)

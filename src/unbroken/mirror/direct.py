@@ -22,8 +22,8 @@ from unbroken.mirror.client import Client, piece_bytes
 from unbroken.mirror.ownership import claim_name, claimed_by, newer_job, take_number
 from unbroken.mirror.remote import RemotePath, store_at
 from unbroken.mirror.remove import remove_checkpoints, remove_parts
-from unbroken.mirror.transfer import Limits, PieceDigests
-from unbroken.mirror.upload import create_manifest, is_proven
+from unbroken.mirror.transfer import Limits, PieceBuffers, PieceDigests
+from unbroken.mirror.upload import create_manifest, has_bytes
 from unbroken.store.commit import Record, encoded_manifest, require_evidence
 from unbroken.store.digest import BLOCK_BYTES, BlockDigester
 from unbroken.store.directory import Store
@@ -106,8 +106,10 @@ class DirectDraft:
             complaint = "it is not there after it was written"
         elif found.size_bytes != part.size_bytes:
             complaint = f"it has {found.size_bytes:,} bytes there, not {part.size_bytes:,}"
-        elif not is_proven(self.client, part, found, digests, is_multipart=is_multipart, block_bytes=BLOCK_BYTES):
-            complaint = "its bytes there are not those that were sent"
+        elif found.etag is None or found.etag != digests.etag(is_multipart=is_multipart):
+            buffers = PieceBuffers(2, min(BLOCK_BYTES, max(part.size_bytes, 1)), self.limits.is_stopped)
+            if not has_bytes(self.client, part, found, BLOCK_BYTES, buffers, self.limits):
+                complaint = "its bytes there are not those that were sent"
         if complaint:
             raise MirrorUnverified(mirror=str(self.client.address), key=key, complaint=complaint)
 

@@ -92,11 +92,8 @@ def fetch_checkpoint(
         DamagedCheckpoint: the mirror's copy is not what was written; nothing here was changed.
         UnbrokenError: the mirror or the disk refused; the old copy is here, or none.
     """
-    path = remote.path(remote_name) / MANIFEST
-    encoded = remote.files.read_bytes(path, limit_bytes=FILE_LIMIT_BYTES)
-    manifest = decode(encoded, path)
-    here = local_copy(store, manifest.id)
-    name = checkpoint_name(manifest.step, manifest.kind) if is_checkpoint_name(remote_name) else remote_name
+    encoded, manifest = _read_manifest(remote, remote_name)
+    here, name = local_copy(store, manifest.id), _name_here(remote_name, manifest)
     if here is not None:
         repaired = _repair(remote, remote_name, store, here, manifest, limits, job=job)
         # A refresh that was cut short has left both copies.
@@ -114,6 +111,35 @@ def fetch_checkpoint(
     if is_stale and published != name:
         published = _give_way(store, published, name, job, at_ns)
     return Fetched(published, manifest, tuple(part.name for part in parts), is_new=True)
+
+
+def plan_fetch(remote: Store, remote_name: str, store: Store, *, is_refreshing: bool = False) -> Fetched:
+    """What ``fetch_checkpoint`` would copy; copies nothing and does not read the parts in the mirror.
+
+    Raises:
+        WouldOverwrite: another checkpoint has its name here, and ``is_refreshing`` is not set.
+        DamagedCheckpoint: the mirror's copy lacks a part, or has one of another size.
+        UnbrokenError: the mirror or the disk refused.
+    """
+    _, manifest = _read_manifest(remote, remote_name)
+    here, name = local_copy(store, manifest.id), _name_here(remote_name, manifest)
+    wanted = _damaged_parts(store, here, manifest) if here is not None else list(manifest.parts)
+    if here is None:
+        _in_the_way(remote, store, name, is_refreshing=is_refreshing)
+    verdict = verify(remote, remote_name, Level.QUICK)
+    if wanted and not verdict.is_sound:
+        raise verdict.error(remote)
+    return Fetched(here or name, manifest, tuple(part.name for part in wanted), is_new=here is None)
+
+
+def _read_manifest(remote: Store, remote_name: str) -> tuple[bytes, Manifest]:
+    path = remote.path(remote_name) / MANIFEST
+    encoded = remote.files.read_bytes(path, limit_bytes=FILE_LIMIT_BYTES)
+    return encoded, decode(encoded, path)
+
+
+def _name_here(remote_name: str, manifest: Manifest) -> str:
+    return checkpoint_name(manifest.step, manifest.kind) if is_checkpoint_name(remote_name) else remote_name
 
 
 def _in_the_way(remote: Store, store: Store, name: str, *, is_refreshing: bool) -> bool:
@@ -149,13 +175,16 @@ def _give_way(store: Store, published: str, name: str, job: str, at_ns: int) -> 
     return name
 
 
+def _damaged_parts(store: Store, name: str, manifest: Manifest) -> list[Part]:
+    bad = {finding.part for finding in verify(store, name, Level.FULL).findings}
+    return [part for part in manifest.parts if part.name in bad]
+
+
 def _repair(
     remote: Store, remote_name: str, store: Store, name: str, manifest: Manifest, limits: Limits, *, job: str
 ) -> Fetched:
     """Replace the damaged parts of a checkpoint that is here."""
-    verdict = verify(store, name, Level.FULL)
-    bad = {finding.part for finding in verdict.findings}
-    wanted = [part for part in manifest.parts if part.name in bad]
+    wanted = _damaged_parts(store, name, manifest)
     if not wanted:
         return Fetched(name, manifest, (), is_new=False)
     draft = begin(store, step=manifest.step, job=job)

@@ -85,7 +85,7 @@ class FolderClient:
     def read(self, key: str, start: int, end: int) -> bytes:
         """The bytes of a range."""
         buffer = bytearray(end - start)
-        return bytes(buffer[: self.fill(key, start, memoryview(buffer))])
+        return bytes(memoryview(buffer)[: self.fill(key, start, memoryview(buffer))])
 
     def fill(self, key: str, start: int, into: memoryview) -> int:
         """Read into a buffer."""

@@ -74,12 +74,15 @@ class ObjectClient:
 
         def ask(store: "ObjectStore") -> None:
             if size_bytes <= piece:
-                obs.put(store, key, b"".join(guarded()), use_multipart=False)
+                # One chunk is sent from where it is.
+                pieces = list(guarded())
+                obs.put(store, key, pieces[0] if len(pieces) == 1 else b"".join(pieces), use_multipart=False)
             else:
                 obs.put(store, key, guarded(), use_multipart=True, chunk_size=piece, max_concurrency=in_flight)
 
         try:
-            self._asked("write", ask)
+            # What was given out once is not there to be sent again.
+            self._asked("write", ask, is_repeatable=False)
         except UnbrokenError:
             if raised:
                 raise raised[0] from None
@@ -159,7 +162,16 @@ class ObjectClient:
 
         self._asked("delete", ask)
 
-    def _asked(self, operation: str, ask: "Callable[[ObjectStore], T]") -> T:
+    def _asked(self, operation: str, ask: "Callable[[ObjectStore], T]", *, is_repeatable: bool = True) -> T:
+        try:
+            return self._asked_once(operation, ask)
+        except NoCredentials:
+            if not is_repeatable:
+                raise
+        # Another program may have renewed the keys since they were read.
+        return self._asked_once(operation, ask)
+
+    def _asked_once(self, operation: str, ask: "Callable[[ObjectStore], T]") -> T:
         obs = _library(self.address)
         try:
             return ask(self._store())
@@ -172,7 +184,7 @@ class ObjectClient:
         except OSError as broken:
             error = MirrorUnreachable(mirror=str(self.address), operation=operation, cause=type(broken).__name__)
         if isinstance(error, NoCredentials):
-            # The chain is asked anew the next time: another program may have renewed the keys.
+            # The chain is asked anew the next time.
             with self._lock:
                 self._opened = None
         # Without the library's own error behind it: its text is long and is not ours to log.

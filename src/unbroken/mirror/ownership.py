@@ -3,15 +3,19 @@
 The first upload to a prefix leaves a record with the id of its run, by a conditional create: of two runs that are
 given the same prefix, the second one is refused. Before the parts of a checkpoint are written, its name is claimed the
 same way, so that two checkpoints never write the same keys; one that finds its name claimed by another takes the next.
+
+A mirror is made once. One that the run has used and that has no such record now is away (a disk that is not mounted, a
+folder that was moved), and is not made anew: it would look like an empty one.
 """
 
 import json
+import socket
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from unbroken.errors import BadMirror, MirrorDiverged, MirrorTaken, MirrorUnverified
+from unbroken.errors import BadMirror, MirrorDiverged, MirrorMissing, MirrorTaken, MirrorUnverified, StorageError
 from unbroken.mirror.address import Address
 from unbroken.mirror.client import Client, open_client
 from unbroken.mirror.remote import store_at
@@ -19,7 +23,7 @@ from unbroken.store.directory import Store
 from unbroken.store.fields import Malformed, Table, parsed
 from unbroken.store.mirrored import read_run_id, write_run_id
 from unbroken.store.names import CHECKPOINTS, CLAIMS, MIRROR, REWINDS, is_checkpoint_name
-from unbroken.store.scan import read_quietly, scan
+from unbroken.store.scan import newest_first, outline_quietly, read_quietly, scan
 
 _SCHEMA: Final = "unbroken.mirror/1"
 _RUN: Final = f"{MIRROR}/run.json"
@@ -30,10 +34,29 @@ _JOBS: Final = f"{MIRROR}/jobs"
 
 @dataclass(frozen=True)
 class Owner:
-    """The run that a prefix belongs to: its id, and the name of its directory for people."""
+    """The run that a prefix belongs to: its id, the name of its directory, and where that was when it was recorded."""
 
     run: str
     name: str
+    path: str | None = None
+    host: str | None = None
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """A run that a run directory without checkpoints continues, because its mirror says so."""
+
+    owner: Owner
+    address: Address
+    step: int | None
+    # Its directory was in another place: perhaps it is another run of the same name.
+    is_moved: bool
+
+    def sentence(self) -> str:
+        """One line of text."""
+        step = "without a checkpoint" if self.step is None else f"whose newest checkpoint is of step {self.step:,}"
+        begun = f"begun in {self.owner.path} on {self.owner.host}, " if self.owner.path is not None else ""
+        return f"no checkpoints here: continuing the run {self.owner.run} in {self.address}, {begun}{step}"
 
 
 def read_owner(client: Client) -> Owner | None:
@@ -44,7 +67,10 @@ def read_owner(client: Client) -> Owner | None:
         UnbrokenError: the object store refused.
     """
     body = _read(client, _RUN)
-    return None if body is None else Owner(body.text("run"), body.text("name"))
+    if body is None:
+        return None
+    path, host = (body.text(key) if key in body else None for key in ("path", "host"))
+    return Owner(body.text("run"), body.text("name"), path, host)
 
 
 def name_of_run(store: Store) -> str:
@@ -57,16 +83,34 @@ def _directory_of_run(store: Store) -> Path:
     return root.parent if root.name == CHECKPOINTS else root
 
 
-def require_own(store: Store, client: Client, *, new_id: str, job: str, is_second_copy: bool = True) -> None:
-    """Make a prefix ours, or pass if it is; ``new_id`` names the run if it has no id yet.
-
-    ``is_second_copy`` is False of the only copy, which may be anywhere but among the checkpoints of another run.
+def require_own(
+    store: Store,
+    client: Client,
+    *,
+    new_id: str,
+    job: str,
+    is_second_copy: bool = True,
+    is_known: bool = False,
+    is_dry: bool = False,
+) -> Adopted | None:
+    """Make a prefix ours, or pass if it is; returns the run that is continued, where nothing here says which one it is.
 
     A run without an id of its own takes over that of the mirror if it is the same run: its checkpoints are there, or
-    it has none yet and its directory has the same name, as after a wiped disk.
+    it has none yet and its directory has the same name, as after a wiped disk. It is another run if the directory that
+    the mirror was made for is still there, in another place.
+
+    Args:
+        store: the checkpoints here.
+        client: the prefix.
+        new_id: names the run if it has no id yet.
+        job: who writes the records.
+        is_second_copy: False of the only copy, which may be anywhere but among the checkpoints of another run.
+        is_known: whether the run has used this mirror before.
+        is_dry: only check; nothing is written.
 
     Raises:
         BadMirror: the mirror is inside the run directory, or is that of the run's own checkpoints.
+        MirrorMissing: the mirror was used before and is not there, or its directory would be made in one that is not.
         MirrorTaken: the prefix belongs to another run, or is among the checkpoints of one.
         MirrorUnverified: the record is not there after it was written.
         UnbrokenError: the object store refused.
@@ -75,7 +119,11 @@ def require_own(store: Store, client: Client, *, new_id: str, job: str, is_secon
     ours, name = read_run_id(store), name_of_run(store)
     owner = read_owner(client)
     if owner is None:
-        client.create(_RUN, _encoded({"run": ours or new_id, "name": name}))
+        _require_place(store, client, is_known=is_known)
+        if is_dry:
+            return None
+        place = {"path": str(_directory_of_run(store)), "host": socket.gethostname()}
+        client.create(_RUN, _encoded({"run": ours or new_id, "name": name, **place}))
         # Read back, whoever has won: a store that answers "done" and keeps nothing is found out here.
         owner = read_owner(client)
         if owner is None:
@@ -83,12 +131,67 @@ def require_own(store: Store, client: Client, *, new_id: str, job: str, is_secon
                 mirror=str(client.address), key=_RUN, complaint="it is not there after it was written"
             )
         ours = ours or new_id
-    if ours is None and _is_same_run(store, client, owner, name):
+    elsewhere = _elsewhere(store, owner) if is_second_copy else None
+    is_adopted = ours is None and _is_same_run(store, client, owner, name) and elsewhere is None
+    if is_adopted:
         ours = owner.run
     if ours != owner.run:
-        raise MirrorTaken(mirror=str(client.address), complaint=f"it is the mirror of a run called {owner.name}")
-    if read_run_id(store) is None:
+        whose = f"it is the mirror of a run called {owner.name}" + (f", which is in {elsewhere}" if elsewhere else "")
+        raise MirrorTaken(mirror=str(client.address), complaint=whose)
+    adopted = _adopted(store, client, owner) if is_adopted else None
+    if read_run_id(store) is None and not is_dry:
         write_run_id(store, owner.run, job=job)
+    return adopted
+
+
+def require_present(store: Store, client: Client) -> None:
+    """Pass if a mirror that was used before is there.
+
+    Raises:
+        MirrorMissing: it has no record of a run.
+        UnbrokenError: the object store refused.
+    """
+    if read_owner(client) is None:
+        _require_place(store, client, is_known=True)
+
+
+def _require_place(store: Store, client: Client, *, is_known: bool) -> None:
+    """Refuse to make a mirror anew, and one in a directory that is not there: a disk may not be mounted."""
+    address = client.address
+    if store.root.name == CHECKPOINTS:
+        address = Address(address.scheme, address.bucket, address.prefix.removesuffix(CHECKPOINTS).rstrip("/"))
+    above = address.directory.parent if address.scheme == "file" else None
+    if above is not None and store.files.find(above) is None:
+        complaint, remedy = f"the directory {above} does not exist", "above"
+    elif is_known:
+        complaint, remedy = "it has no record of this run any more", "again"
+    else:
+        return
+    run = str(_directory_of_run(store))
+    raise MirrorMissing(mirror=str(address), run=run, complaint=complaint, remedy=remedy, above=str(above))
+
+
+def _adopted(store: Store, client: Client, owner: Owner) -> Adopted | None:
+    if scan(store).committed:
+        return None
+    remote = store_at(client)
+    read = (outline_quietly(remote, name) for name in newest_first(remote, scan(remote).committed))
+    newest = next((manifest for manifest in read if manifest is not None), None)
+    is_moved = owner.path != str(_directory_of_run(store))
+    return Adopted(owner, client.address, newest.step if newest is not None else None, is_moved)
+
+
+def _elsewhere(store: Store, owner: Owner) -> str | None:
+    """The directory that a mirror was made for, if it is another one than ours and still holds that run."""
+    if owner.path is None or Path(owner.path).resolve() == _directory_of_run(store).resolve():
+        return None
+    path = Path(owner.path)
+    there = Store(path / CHECKPOINTS if store.root.name == CHECKPOINTS else path, store.files)
+    try:
+        return owner.path if read_run_id(there) == owner.run else None
+    except StorageError:
+        # It cannot be read from here: nothing is known of it.
+        return None
 
 
 def _require_apart(store: Store, client: Client, *, is_second_copy: bool) -> None:
@@ -134,16 +237,27 @@ def adopt(store: Store, client: Client, *, job: str) -> None:
         MirrorTaken: the store belongs to another run than the mirror.
         UnbrokenError: the object store refused.
     """
+    owner = require_adoptable(store, client)
+    if owner is not None and read_run_id(store) is None:
+        write_run_id(store, owner.run, job=job)
+
+
+def require_adoptable(store: Store, client: Client) -> Owner | None:
+    """The run that a mirror belongs to, if a local store can be a part of it.
+
+    Raises:
+        MirrorTaken: the store belongs to another run than the mirror.
+        UnbrokenError: the object store refused.
+    """
     owner, ours = read_owner(client), read_run_id(store)
     if owner is None:
         # Checkpoints that somebody copied there by other means belong to no run.
-        return
+        return None
     here = _ids(store) if ours is None else set()
     if ours not in (None, owner.run) or (here and not here & _ids(store_at(client))):
         complaint = f"it is the mirror of a run called {owner.name}, and {store.root} holds another run"
         raise MirrorTaken(mirror=str(client.address), complaint=complaint)
-    if ours is None:
-        write_run_id(store, owner.run, job=job)
+    return owner
 
 
 def _is_same_run(store: Store, client: Client, owner: Owner, name: str) -> bool:

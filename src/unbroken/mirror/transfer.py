@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,6 +75,15 @@ class Limits:
         return PieceBuffers(self.pieces(piece), piece, self.is_stopped)
 
     def take(self, amount: int) -> None:
+        """Wait until so many more bytes fit into the bandwidth, and count them.
+
+        Raises:
+            Stopped: the transfer was asked to end.
+        """
+        self.wait_for(amount)
+        self.progress(amount)
+
+    def wait_for(self, amount: int) -> None:
         """Wait until so many more bytes fit into the bandwidth.
 
         Raises:
@@ -88,7 +97,6 @@ class Limits:
                 time.sleep(min(wait_s, 0.1))
         if self.is_stopped():
             raise Stopped
-        self.progress(amount)
 
 
 class PieceBuffers:
@@ -99,8 +107,9 @@ class PieceBuffers:
     """
 
     def __init__(self, count: int, size_bytes: int, is_stopped: Callable[[], bool] = lambda: False) -> None:
-        self._free: queue.SimpleQueue[bytearray] = queue.SimpleQueue()
-        self._size_bytes, self._is_stopped = size_bytes, is_stopped
+        # None is room for a buffer that is not made.
+        self._free: queue.SimpleQueue[bytearray | None] = queue.SimpleQueue()
+        self.size_bytes, self._is_stopped = size_bytes, is_stopped
         self._lock = threading.Lock()
         self._unmade = count
 
@@ -111,18 +120,34 @@ class PieceBuffers:
             Stopped: the transfer was asked to end.
         """
         # A slice of the view would not keep the buffer, so the view has its size from the start.
-        buffer = self._buffer()
+        free = self._take()
+        buffer = bytearray(self.size_bytes) if free is None else free
+        del free
         view = memoryview(buffer)[:size_bytes]
         weakref.finalize(view, self._free.put, buffer).atexit = False
         return view
 
-    def _buffer(self) -> bytearray:
+    @contextlib.contextmanager
+    def room(self) -> Iterator[None]:
+        """Room for one buffer that somebody else makes, such as the client library for what it receives.
+
+        Raises:
+            Stopped: the transfer was asked to end.
+        """
+        # Let go and not kept: what is received has its memory.
+        self._take()
+        try:
+            yield
+        finally:
+            self._free.put(None)
+
+    def _take(self) -> bytearray | None:
         with contextlib.suppress(queue.Empty):
             return self._free.get_nowait()
         with self._lock:
             is_new, self._unmade = self._unmade > 0, max(self._unmade - 1, 0)
         if is_new:
-            return bytearray(self._size_bytes)
+            return None
         while not self._is_stopped():
             with contextlib.suppress(queue.Empty):
                 return self._free.get(timeout=0.1)

@@ -16,8 +16,8 @@ from typing import Final
 from unbroken.errors import MirrorTaken, MirrorUnreachable, MirrorUnverified
 from unbroken.mirror.client import Client, Found, piece_bytes
 from unbroken.mirror.ownership import claim_name
-from unbroken.mirror.transfer import READERS, Limits, PieceDigests, Reading, local_pieces
-from unbroken.store.digest import block_ranges, digest_bytes
+from unbroken.mirror.transfer import READERS, Limits, PieceBuffers, PieceDigests, Reading, local_pieces
+from unbroken.store.digest import BlockDigester
 from unbroken.store.directory import Store
 from unbroken.store.manifest import FILE_LIMIT_BYTES, Manifest, Part, decode
 from unbroken.store.mirrored import Upload, record_upload, upload_of
@@ -108,7 +108,7 @@ def _send_part(copy: _Copy, part: Part, reading: Reading, there: Found | None) -
     if (
         there is not None
         and there.size_bytes == part.size_bytes
-        and _is_proven(copy, part, there, _expected(copy, part, reading))
+        and _is_proven(copy, part, there, _expected(copy, part, reading), reading.buffers)
     ):
         copy.limits.progress(part.size_bytes)
         return
@@ -127,7 +127,7 @@ def _send_part(copy: _Copy, part: Part, reading: Reading, there: Found | None) -
             except MirrorUnreachable as error:
                 # Perhaps only the answer to the last request was lost: then the part is there.
                 lost = error
-        complaint = _complaint(copy, part, digests)
+        complaint = _complaint(copy, part, digests, reading.buffers)
         if not complaint:
             return
         if lost is not None:
@@ -135,14 +135,14 @@ def _send_part(copy: _Copy, part: Part, reading: Reading, there: Found | None) -
     raise MirrorUnverified(mirror=str(copy.client.address), key=copy.key(part.name), complaint=complaint)
 
 
-def _complaint(copy: _Copy, part: Part, digests: PieceDigests) -> str:
+def _complaint(copy: _Copy, part: Part, digests: PieceDigests, buffers: PieceBuffers) -> str:
     """What is wrong with a part in the store; empty if its bytes are there."""
     found = copy.client.find(copy.key(part.name))
     if found is None:
         return "it is not there after it was written"
     if found.size_bytes != part.size_bytes:
         return f"it has {found.size_bytes:,} bytes there, not {part.size_bytes:,}"
-    return "" if _is_proven(copy, part, found, digests) else "its bytes there are not those that were sent"
+    return "" if _is_proven(copy, part, found, digests, buffers) else "its bytes there are not those that were sent"
 
 
 def _sent(
@@ -162,28 +162,40 @@ def _expected(copy: _Copy, part: Part, reading: Reading) -> PieceDigests:
     return digests
 
 
-def _is_proven(copy: _Copy, part: Part, found: Found, digests: PieceDigests) -> bool:
+def _is_proven(copy: _Copy, part: Part, found: Found, digests: PieceDigests, buffers: PieceBuffers) -> bool:
     is_multipart = part.size_bytes > piece_bytes(part.size_bytes)
-    return is_proven(
-        copy.client, part, found, digests, is_multipart=is_multipart, block_bytes=copy.manifest.block_bytes
-    )
-
-
-def is_proven(
-    client: Client, part: Part, found: Found, digests: PieceDigests, *, is_multipart: bool, block_bytes: int
-) -> bool:
-    """Whether the store holds the bytes of a part, by its checksum or by reading them back."""
     if found.etag is not None and found.etag == digests.etag(is_multipart=is_multipart):
         return True
-    # Another kind of checksum, or none: encrypted by a key service, Azure, a directory. The bytes themselves then.
-    for (start, end), expected in zip(block_ranges(part.size_bytes, block_bytes), part.digest.blocks, strict=True):
-        try:
-            block = client.read(found.key, start, end)
-        except FileNotFoundError:
+    return has_bytes(copy.client, part, found, copy.manifest.block_bytes, buffers, copy.limits)
+
+
+def has_bytes(
+    client: Client, part: Part, found: Found, block_bytes: int, buffers: PieceBuffers, limits: Limits
+) -> bool:
+    """Whether the bytes of an object are those of a part, by reading them back.
+
+    For stores whose checksum is of another kind or that have none: encrypted by a key service, Azure, a directory.
+
+    Raises:
+        Stopped: the transfer was asked to end.
+        UnbrokenError: the object store refused.
+    """
+    digester = BlockDigester(block_bytes)
+    for start in range(0, part.size_bytes, buffers.size_bytes):
+        size_bytes = min(buffers.size_bytes, part.size_bytes - start)
+        limits.wait_for(size_bytes)
+        # A piece is held twice: by the client library, and in the buffer that it is copied to.
+        with buffers.room():
+            into = buffers.take(size_bytes)
+            try:
+                is_there = client.fill(found.key, start, into) == size_bytes
+            except FileNotFoundError:
+                return False
+        if not is_there:
             return False
-        if len(block) != end - start or digest_bytes(block) != expected:
-            return False
-    return True
+        digester.update(into)
+        del into
+    return digester.finish() == part.digest
 
 
 def _commit(copy: _Copy, encoded: bytes) -> None:

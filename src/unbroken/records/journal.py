@@ -36,6 +36,7 @@ KINDS: Final[Mapping[str, str]] = {
     "mirror": "a checkpoint was verified in a mirror: name, step, bytes, seconds",
     "mirror-failed": "a checkpoint could not be mirrored; it is tried again and kept until then",
     "mirror-fetch": "a checkpoint, or the damaged parts of one, was brought back from a mirror",
+    "mirror-skipped": "a copy of a checkpoint in a mirror is damaged and was not used",
     "tracker": "the run that a tracker shows this one as: tracker, id, mode",
     "tracker-failed": "a tracker failed for the first time in this job; training continued",
     "tracker-end": "the last step that a tracker was sent, and how often it failed",

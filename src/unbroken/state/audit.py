@@ -28,6 +28,7 @@ from unbroken.state.naming import is_flat_sharded
 from unbroken.state.pieces import local_tensors
 from unbroken.state.rng import comparable, is_rng, rng_state
 from unbroken.state.wrappers import is_wrapped_loader, layers_of, real
+from unbroken.torch_private import INNER_SCHEDULES
 
 # What was passed to any run of this process, by identity. Weak: a run's objects may go, and their numbers come again.
 _HANDED: Final[dict[int, Callable[[], object]]] = {}
@@ -198,7 +199,7 @@ def _with_parts(objects: Iterable[object]) -> Iterator[object]:
             yield from _with_parts([inner])
         if isinstance(candidate, nn.Module):
             yield from candidate.modules()
-        for inside in ("_schedulers", "optimizer_"):
+        for inside in (INNER_SCHEDULES, "optimizer_"):
             value = getattr(candidate, inside, None)
             yield from _with_parts(value if isinstance(value, list | tuple) else [] if value is None else [value])
         for inside in ("loader", "_loader"):

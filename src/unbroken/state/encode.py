@@ -121,9 +121,10 @@ class _Encoder:
                 return self._pickled(value, path)
             name = None if factory is None else factory.__name__
             return {"defaultdict": [name, self._pairs(value, path, depth)]}
-        if isinstance(value, OrderedDict) and "_metadata" in vars(value):
+        if isinstance(value, OrderedDict) and torch_private.STATE_DICT_METADATA in vars(value):
             # A module's state dict carries the versions of its modules beside its entries.
-            metadata = self.encode(vars(value)["_metadata"], f"{path}._metadata", depth)
+            versions = vars(value)[torch_private.STATE_DICT_METADATA]
+            metadata = self.encode(versions, f"{path}.{torch_private.STATE_DICT_METADATA}", depth)
             return {"state_dict": [self._pairs(value, path, depth), metadata]}
         if isinstance(value, slice):
             return {"slice": self._list((value.start, value.stop, value.step), path, depth)}
@@ -238,7 +239,7 @@ class _Decoder:
         if tag == "state_dict":
             pairs, metadata = _exactly(content, 2)
             state = self._filled(OrderedDict(), pairs, depth)
-            vars(state)["_metadata"] = self.decode(metadata, depth + 1)
+            vars(state)[torch_private.STATE_DICT_METADATA] = self.decode(metadata, depth + 1)
             return state
         if tag == "deque":
             maxlen, members = _exactly(content, 2)

@@ -22,10 +22,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from unbroken.state.items import Item, ObjectItem, OptimizerItem
 from unbroken.store.digest import digest_bytes
+from unbroken.torch_private import INNER_SCHEDULES
 
 # Told under the optimizer's name already, or counted by a schedule.
 _DERIVED: Final = frozenset({"base_lrs", "last_epoch"})
-_INNER: Final = "_schedulers"
 _NOT_OPTIONS: Final = frozenset({"params", "param_names"})
 _MOVED_BY_SCHEDULES: Final = frozenset({"lr", "initial_lr"})
 _FUNCTION: Final = ".lr_lambdas["
@@ -266,7 +266,7 @@ def _texts(made: Mapping[str, _Constructed]) -> Iterator[tuple[str, str]]:
 
 def _texts_of_state(name: str, state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, value in state.items():
-        if key == _INNER and isinstance(value, list):
+        if key == INNER_SCHEDULES and isinstance(value, list):
             for number, inner in enumerate(value):
                 yield from _texts_of_state(f"{name}.{key}[{number}]", inner if isinstance(inner, Mapping) else {})
         elif not str(key).startswith("_") and key not in _DERIVED and (text := _text(value)) is not None:

@@ -25,7 +25,7 @@ from unbroken.state.naming import is_flat_sharded, parameter_names, state_names
 from unbroken.state.pieces import local_tensors
 from unbroken.state.rng import OwnRng, is_rng
 from unbroken.state.wrappers import is_foreign_engine, real
-from unbroken.torch_private import ShardedTensor, has_unreduced_gradients
+from unbroken.torch_private import ShardedTensor, has_unreduced_gradients, is_set_up
 
 State = dict[str, Any]
 _STEP = "step"
@@ -313,7 +313,7 @@ def _require_whole(name: str, value: object) -> None:
     lacks = None
     if is_foreign_engine(value):
         lacks = "a state of its own: DeepSpeed keeps it, in shards that only engine.save_checkpoint() writes"
-    elif isinstance(value, torch.optim.Optimizer) and not hasattr(value, "_optimizer_step_pre_hooks"):
+    elif isinstance(value, torch.optim.Optimizer) and not is_set_up(value):
         lacks = "what torch.optim.Optimizer sets up: it wraps another optimizer; hand over the inner one"
     elif isinstance(value, nn.Module):
         lazy = [key for key, held in (*value.named_parameters(), *value.named_buffers()) if is_lazy(held)]

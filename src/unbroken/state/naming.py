@@ -12,14 +12,15 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from unbroken.torch_private import COMPILED_CLASS, COMPILED_INNER, FSDP1_INNER
+
 # The attribute under which each kind of wrapper keeps the module it wraps. torch.compile's class has no public name,
-# so it is known by the attribute that only it has.
+# so it is known by its attribute and its name.
 _INNER: Final = (
     (DistributedDataParallel, "module"),
     (DataParallel, "module"),
-    (FullyShardedDataParallel, "_fsdp_wrapped_module"),
+    (FullyShardedDataParallel, FSDP1_INNER),
 )
-_COMPILED: Final = "_orig_mod"
 
 
 def inner_attribute(module: nn.Module) -> str | None:
@@ -29,8 +30,8 @@ def inner_attribute(module: nn.Module) -> str | None:
             return attribute
     # A user's own module may have an attribute of this name, but only torch.compile's class forwards to it as well.
     # fully_shard makes a subclass of whatever it is given, with a name of its own.
-    is_compiled = _COMPILED in module._modules and any(c.__name__ == "OptimizedModule" for c in type(module).__mro__)
-    return _COMPILED if is_compiled else None
+    is_compiled = COMPILED_INNER in module._modules and any(c.__name__ == COMPILED_CLASS for c in type(module).__mro__)
+    return COMPILED_INNER if is_compiled else None
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

@@ -49,7 +49,8 @@ _ENVIRONMENT: Final = {
     "MKL_NUM_THREADS": "1",
     "GLOO_SOCKET_IFNAME": "lo",
 }
-_TRACE_WAIT_S: Final = 2.0
+# A rank that has written its traceback ends at once: only one that cannot is waited for so long.
+_TRACE_WAIT_S: Final = 30.0
 
 
 @dataclass(frozen=True)

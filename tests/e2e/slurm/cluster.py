@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.patience import PATIENCE_S
+from tests.ports import free_port
 from unbroken.launch.processes import below, living
 
 UP = Path(__file__).with_name("up.sh")
@@ -94,7 +94,7 @@ def _is_on(pid: int, node: str) -> bool:
 def cluster(directory: Path) -> Iterator[Cluster]:
     """Bring SLURM up below a directory; every process of it is gone afterwards."""
     environ = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
-    command = ["faketime", "-f", f"+0 x{SPEED}", UP, directory, str(_free_ports())]
+    command = ["faketime", "-f", f"+0 x{SPEED}", UP, directory, str(free_port(3))]
     with (directory / "up.log").open("wb") as log:
         up = subprocess.Popen(list(map(str, command)), env=environ, stdout=log, stderr=log, start_new_session=True)
     try:
@@ -103,16 +103,6 @@ def cluster(directory: Path) -> Iterator[Cluster]:
         yield Cluster(directory, {**environ, "SLURM_CONF": str(directory / "slurm.conf"), "OMP_NUM_THREADS": "1"})
     finally:
         _take_down(directory, up)
-
-
-def _free_ports() -> int:
-    """The first of three ports that are free, side by side."""
-    for port in range(17000 + os.getpid() % 1000 * 10, 32000, 3):
-        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
-            for each in range(3):
-                held.enter_context(socket.socket()).bind(("127.0.0.1", port + each))
-            return port
-    raise AssertionError("no three ports are free")
 
 
 def _take_down(directory: Path, up: "subprocess.Popen[bytes]") -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.unit.store.saving import store_with
-from unbroken.cli import fetch as fetch_command
 from unbroken.cli import verify as verify_command
 from unbroken.cli.main import main
+from unbroken.mirror import bring_back
 from unbroken.mirror.fetch import fetch_checkpoint
 from unbroken.store.check import verify
 from unbroken.store.sweep import plan_sweep
@@ -46,7 +46,7 @@ def test_fetch_takes_a_newer_checkpoint_where_its_own_is_removed(
 ) -> None:
     mirror = store_with(tmp_path / "mirror", 1, 2)
     gone = first_remove(mirror.path("checkpoint-2"), fetch_checkpoint)
-    monkeypatch.setattr(fetch_command, "fetch_checkpoint", gone)
+    monkeypatch.setattr(bring_back, "fetch_checkpoint", gone)
     assert main(["fetch", (tmp_path / "mirror").as_uri(), str(tmp_path / "run")]) == 0
     assert {path.name for path in (tmp_path / "run").rglob("checkpoint-*")} == {"checkpoint-1"}
 

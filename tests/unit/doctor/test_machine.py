@@ -3,7 +3,7 @@
 import pytest
 
 from unbroken.doctor.finding import Severity
-from unbroken.doctor.machine import torch_findings
+from unbroken.doctor.machine import examine_python, torch_findings
 from unbroken.doctor.self_test_process import Combination, SelfTestReport
 
 GPU = {"name": "NVIDIA H200", "capability": "9.0", "memory_bytes": 150 * 10**9, "copy_bytes_per_s": 25e9}
@@ -26,6 +26,12 @@ def test_a_machine_with_gpus_has_a_finding_for_each() -> None:
 
 def test_an_untested_torch_is_noted() -> None:
     assert found(version="2.99.0+cpu")[:2] == [("torch", "ok", None), ("torch", "note", "torch-untested")]
+
+
+def test_an_untested_python_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [(each.level.value, each.kind) for each in examine_python()] == [("ok", None)]
+    monkeypatch.setattr("platform.python_version", lambda: "3.99.0")
+    assert [(each.level.value, each.kind) for each in examine_python()] == [("ok", None), ("note", "python-untested")]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import unbroken
+from tests.patience import PATIENCE_S
 from tests.torch_versions import NO_SHARDED_SUM
 from unbroken import exact
 from unbroken.doctor.self_test_process import Combination, SelfTestReport, cache_folder, keep
@@ -111,15 +112,17 @@ def test_a_rank_without_an_answer_leaves_all_untested() -> None:
 # ---- forked processes ----
 
 
-FORKING = """
+FORKING = f"""
 import json, os, signal, time
 from unbroken.exact.forked import Forked, collect
 
-actions = [lambda: {"a": [1]}, lambda: int("x", 99), lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: os._exit(7)]
-actions += [lambda: time.sleep(600)]
-processes = [Forked(action, limit_s=60) for action in actions]
-collect(processes, limit_s=3)
-print(json.dumps([[each.answer, each.error] for each in processes]))
+actions = [lambda: {{"a": [1]}}, lambda: int("x", 99), lambda: os.kill(os.getpid(), signal.SIGKILL)]
+actions += [lambda: os._exit(7)]
+processes = [Forked(action, limit_s={PATIENCE_S}) for action in actions]
+collect(processes, limit_s={PATIENCE_S})
+late = Forked(lambda: time.sleep(600), limit_s={PATIENCE_S})
+collect([late], limit_s=1)
+print(json.dumps([[each.answer, each.error] for each in (*processes, late)]))
 """
 
 

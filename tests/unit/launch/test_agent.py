@@ -1,5 +1,8 @@
 """torchrun's failures: which rank the others follow from, and what is said of it."""
 
+import subprocess
+import sys
+
 import pytest
 
 from unbroken.launch.agent import Failure, first_of
@@ -18,3 +21,32 @@ from unbroken.launch.agent import Failure, first_of
 def test_what_torchrun_did_itself_is_never_the_cause(noticed: list[Failure], rank: int, code: int, words: str) -> None:
     first = first_of(noticed)
     assert (first.rank, first.exit_code, first.in_words()) == (rank, code, words)
+
+
+# An agent whose torchrun leaves its handlers behind, as the real one does, and is signalled while Python ends.
+SIGNALLED_LATE = """
+import atexit, importlib, os, runpy, signal, sys, types
+
+class Late(Exception):
+    pass
+
+def handle(number, frame):
+    raise Late
+
+def run(arguments):
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(each, handle)
+        atexit.register(os.kill, os.getpid(), each)
+
+importlib.import_module = lambda name: types.SimpleNamespace(
+    main=run, ChildFailedError=KeyError, SignalException=KeyError, RendezvousError=KeyError,
+    distributed=types.SimpleNamespace(DistError=KeyError),
+)
+sys.argv = ["agent"]
+runpy.run_module("unbroken.launch.agent", run_name="__main__")
+"""
+
+
+def test_a_signal_that_comes_while_the_agent_ends_leaves_no_traceback() -> None:
+    ended = subprocess.run([sys.executable, "-c", SIGNALLED_LATE], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")

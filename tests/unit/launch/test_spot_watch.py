@@ -27,6 +27,13 @@ def nobody_else_is_asked() -> Iterator[list[object]]:
         yield went
 
 
+@pytest.fixture(autouse=True)
+def a_busy_machine_has_time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The services are threads of this process; nothing here is about one that is late."""
+    assert request.__kwdefaults__ is not None
+    monkeypatch.setitem(request.__kwdefaults__, "timeout_s", PATIENCE_S)
+
+
 def service(cloud: Cloud, clock: Callable[[], float] = time.time) -> Service:
     return service_of(cloud.kind, find_address(cloud.environment), clock)  # type: ignore[arg-type]
 

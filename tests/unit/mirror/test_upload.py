@@ -1,5 +1,6 @@
 """What an upload proves before it calls a checkpoint mirrored, on a mirror in a directory."""
 
+import shutil
 import sys
 import threading
 import time
@@ -10,14 +11,16 @@ import pytest
 from tests.mirror.made import SMALL, content, opened, run_at, saved, uploaded
 from unbroken.errors import DamagedCheckpoint, MirrorDiverged, MirrorTaken, StorageError, StorageFailed, UnbrokenError
 from unbroken.files import Files
+from unbroken.mirror import background
 from unbroken.mirror.background import Mirror, Mirroring, forget_removed, pending
 from unbroken.mirror.bring_back import Taking, bring_back
-from unbroken.mirror.client import open_client
+from unbroken.mirror.client import Found, open_client
 from unbroken.mirror.fetch import fetch_checkpoint
 from unbroken.mirror.ownership import push_rewinds
 from unbroken.mirror.remote import store_at
 from unbroken.mirror.remove import remove_checkpoints
-from unbroken.mirror.transfer import LEAST_MEMORY_BYTES, Limits, Stopped
+from unbroken.mirror.transfer import LEAST_MEMORY_BYTES, Limits, PieceBuffers, Stopped
+from unbroken.mirror.upload import has_bytes
 from unbroken.store.check import Level, verify
 from unbroken.store.digest import BLOCK_BYTES
 from unbroken.store.directory import Store
@@ -25,7 +28,7 @@ from unbroken.store.keep import LastK
 from unbroken.store.mirrored import Upload, mirrored_ids, read_mirrors, write_run_id
 from unbroken.store.names import MIRROR
 from unbroken.store.rewind import record_rewind
-from unbroken.store.scan import scan
+from unbroken.store.scan import Inventory, scan
 from unbroken.store.sweep import settle
 from unbroken.testing import FaultyDisk, Operation, Refuse
 
@@ -125,7 +128,13 @@ def test_another_run_is_refused_and_the_same_one_is_recognised(store: Store, mir
     # Among its checkpoints, where the records of the other run would be.
     with pytest.raises(MirrorTaken):
         opened(other, f"{mirror_url}/checkpoints/b")
-    # Wiped: nothing here, and the same name.
+    # Nothing here and the same name, but the run that the mirror was made for is still there.
+    with pytest.raises(MirrorTaken, match=str(tmp_path / "run")):
+        opened(run_at(tmp_path / "again" / "run"), mirror_url)
+    # Wiped, and then in another place.
+    shutil.rmtree(tmp_path / "run")
+    assert opened(run_at(tmp_path / "run"), mirror_url).url == mirror_url
+    shutil.rmtree(tmp_path / "run")
     assert opened(run_at(tmp_path / "again" / "run"), mirror_url).url == mirror_url
 
 
@@ -141,10 +150,61 @@ def test_an_unreachable_mirror_is_an_error_only_without_local_checkpoints(
 
     broken = Mirror(mirror.address, open_client(mirror.client.address, Files(FaultyDisk(store.files.disk, unreadable))))
     taking = Taking("next", time.time_ns, Limits())
-    results: list[str] = []
-    assert bring_back(store, [broken], taking, warn=results.append) == [] and len(results) == 1
+    results: list[StorageError] = []
+
+    def refused(_: Mirror, error: StorageError) -> None:
+        results.append(error)
+
+    assert bring_back(store, [broken], taking, refused=refused) == [] and len(results) == 1
     with pytest.raises(StorageError):
-        bring_back(run_at(tmp_path / "wiped" / "run"), [broken], taking, warn=results.append)
+        bring_back(run_at(tmp_path / "wiped" / "run"), [broken], taking, refused=refused)
+
+
+def test_what_is_read_back_counts_for_the_bandwidth_and_can_be_stopped(
+    store: Store, mirror_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[int] = []
+    monkeypatch.setattr(Limits, "wait_for", lambda limits, amount: waited.append(amount))
+    mirror, limits = opened(store, mirror_url), Limits()
+    shown: list[int] = []
+    limits.progress = shown.append
+    uploaded(store, "checkpoint-10", mirror, limits)
+    assert sum(waited) == 2 * sum(SMALL.values()) and sum(shown) == sum(SMALL.values())
+    monkeypatch.undo()
+    part = next(part for part in store.read_manifest("checkpoint-10").parts if part.name == "state/a")
+    found = Found("checkpoint-10/state/a", part.size_bytes)
+    stopping = Limits(is_stopped=lambda: True)
+    with pytest.raises(Stopped):
+        has_bytes(mirror.client, part, found, BLOCK_BYTES, PieceBuffers(2, BLOCK_BYTES), stopping)
+
+
+@pytest.mark.promise("M9")
+def test_a_thread_that_is_left_over_does_not_take_back_what_the_next_job_records(
+    store: Store, mirror_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = opened(store, mirror_url)
+    uploaded(store, "checkpoint-10", mirror)
+    [worker] = (left := Mirroring(store, [mirror], Limits(), _Heard(), job="left"))._workers
+    saves: list[str] = []
+
+    def scan_before_a_commit(found: Store) -> Inventory:
+        inventory = scan(found)
+        if not saves:
+            saves.append(saved(store, 20))
+            uploaded(store, saves[0], mirror)
+        return inventory
+
+    monkeypatch.setattr(background, "scan", scan_before_a_commit)
+    worker._forget_gone()
+    assert saves and pending(store, mirror_url) == []
+    # Closed, it takes back nothing at all.
+    monkeypatch.undo()
+    shutil.rmtree(store.path("checkpoint-20"))
+    left._is_stopped.set()
+    worker._forget_gone()
+    assert len(mirrored_ids(store, mirror_url)) == 2
+    Mirroring(store, [mirror], Limits(), _Heard(), job="next")._workers[0]._forget_gone()
+    assert len(mirrored_ids(store, mirror_url)) == 1
 
 
 @pytest.mark.promise("M9", "C17")

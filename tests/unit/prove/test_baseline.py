@@ -52,9 +52,13 @@ def test_a_command_without_a_run_is_reported(tmp_path: Path) -> None:
 
 def test_a_command_that_does_not_end_is_ended(tmp_path: Path) -> None:
     (tmp_path / "hangs.py").write_text("import time\nprint('at work', flush=True)\ntime.sleep(600)")
-    impatient = replace(setup(tmp_path, sys.executable, "hangs.py"), limit_s=3.0)
-    with pytest.raises(NothingToProve, match=r"did not end within 3\.0 s") as refused:
-        run_alone(impatient, "alone", save_steps=None, ranks=None)
+    # A busy machine may take longer than the shortest limit until the command has said anything.
+    for limit_s in (3.0, 30.0, 300.0):
+        impatient = replace(setup(tmp_path, sys.executable, "hangs.py"), limit_s=limit_s)
+        with pytest.raises(NothingToProve, match=rf"did not end within {limit_s} s") as refused:
+            run_alone(impatient, f"alone-{limit_s:.0f}", save_steps=None, ranks=None)
+        if refused.value.log:
+            break
     assert refused.value.log == ("at work",)
 
 

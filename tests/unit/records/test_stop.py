@@ -149,6 +149,9 @@ from unbroken.records.layout import Layout
 from unbroken.records.stop import StopSources
 with StopSources(Layout(Path(sys.argv[1])), job=1, clock=time.time) as sources:
     print("ready", flush=True)
+    while sources.signalled is None:
+        time.sleep(0.05)
+    print("noted", flush=True)
     while True:
         time.sleep(0.05)
 """
@@ -160,6 +163,8 @@ def test_a_process_that_gets_ctrl_c_twice_ends_as_one_that_was_interrupted(tmp_p
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as job:
         assert job.stdout is not None and job.stdout.readline() == "ready\n"
         job.send_signal(signal.SIGINT)
+        # The time between the two counts from when the first was handled, which may be long after it was sent.
+        assert job.stdout.readline() == "noted\n"
         time.sleep(SECOND_AFTER_S + 0.2)
         assert job.poll() is None
         job.send_signal(signal.SIGINT)

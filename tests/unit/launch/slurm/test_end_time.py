@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from unbroken.launch.slurm import controller
 from unbroken.launch.slurm.end_time import LONGEST_S, SHORTEST_S, EndTime, follow_end_time, is_polled, pause_s
 from unbroken.records.layout import Layout
 from unbroken.records.stop import StopSources
 
-TIMEOUT_S = 60
+TIMEOUT_S = PATIENCE_S
 
 
 @pytest.mark.promise("G7")

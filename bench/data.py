@@ -50,7 +50,7 @@ def _stream(root: Path, *, check_reads: bool = False) -> Stream:
 
 
 def _ours(stream: Stream) -> Iterator[torch.Tensor]:
-    return (batch.tokens for batch in Loader(stream, global_batch=BATCH))
+    return (batch.tokens for batch in Loader(stream, global_batch_size=BATCH))
 
 
 def _sequential(maps: list[NDArray[np.uint16]]) -> Iterator[torch.Tensor]:
@@ -91,12 +91,12 @@ def rate(batches: Callable[[], Iterator[torch.Tensor]], count: int) -> Callable[
 
 def restore(root: Path) -> Callable[[], float]:
     """CPU seconds from a state to the first batch at a far position: data opened, plan found, batch made."""
-    state = Loader(_stream(root), global_batch=BATCH).state_dict()
+    state = Loader(_stream(root), global_batch_size=BATCH).state_dict()
     results = json.dumps({**state, "position": RESTORE_AT})
 
     def measured() -> float:
         start = time.process_time()
-        loader = Loader(_stream(root), global_batch=BATCH)
+        loader = Loader(_stream(root), global_batch_size=BATCH)
         loader.load_state_dict(json.loads(results))
         next(iter(loader))
         return time.process_time() - start

@@ -57,7 +57,7 @@ def loading(root: Path, shape: Shape, batches: int, *, check_reads: bool) -> Cal
     stream = Stream(open_corpus(root), max_length=shape.length, seed=1, epochs=None, check_reads=check_reads)
 
     def measured() -> float:
-        iterator = iter(Loader(stream, global_batch=shape.lane))
+        iterator = iter(Loader(stream, global_batch_size=shape.lane))
         next(iterator)
         start, tokens = time.process_time(), 0
         for _ in range(batches):

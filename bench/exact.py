@@ -73,7 +73,7 @@ def measured(options: Options, ranks: int, worlds: int) -> Measured:
     """The rounds of several worlds, one after the other."""
     results: list[Measured] = []
     for _ in range(worlds):
-        ended = spawn(ranks, measure, options, timeout_s=900)
+        ended = spawn(ranks, measure, options, timeout_seconds=900)
         if not all(each.is_good for each in ended):
             raise SystemExit(logs(ended))
         results.append(ended[0].value)

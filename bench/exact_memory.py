@@ -49,7 +49,7 @@ def peaks(options: Options, ranks: int) -> dict[str, tuple[Peak, ...]]:
     for name in VARIANTS:
         if options.device == "cuda" and "FSDP2" not in name:
             continue
-        ended = spawn(ranks, peak, replace(options), name, timeout_s=600)
+        ended = spawn(ranks, peak, replace(options), name, timeout_seconds=600)
         if not all(each.is_good for each in ended):
             raise SystemExit(logs(ended))
         found[name] = tuple(each.value for each in ended)

@@ -265,7 +265,7 @@ def main() -> None:
     for wrap in ("fsdp", "ddp"):
         for size in (2, 4):
             with tempfile.TemporaryDirectory() as directory:
-                ended = spawn(size, two_saves, wrap, f"{directory}/run", timeout_s=240)
+                ended = spawn(size, two_saves, wrap, f"{directory}/run", timeout_seconds=240)
             if not all(each.is_good for each in ended):
                 raise RuntimeError(logs(ended))
             for number, name in enumerate(("first save", "second save")):

@@ -14,11 +14,12 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "api.md"
 MARKER = "<!-- Generated below this line by tools/api.py; do not edit. -->\n"
-PACKAGES = ("config", "data", "errors", "exact", "gpt", "testing")
+PACKAGES = ("config", "data", "errors", "exact", "frameworks", "gpt", "testing")
 WIDTH = 100
 Definition = ast.FunctionDef | ast.ClassDef
 
@@ -48,7 +49,7 @@ LAYOUT: dict[str, dict[str, str]] = {
     },
     "unbroken.frameworks.transformers": {"": "Callback(is_stopped) resume"},
     "unbroken.frameworks.lightning": {"": "Callback Stopped(reason)"},
-    "unbroken.frameworks.dcp": {"": "Checkpoints(step,path,is_stopping,step_done,reader,writer,close) Reader Writer"},
+    "unbroken.frameworks.dcp": {"": "Checkpoints(step,path,is_stopping,step_done,reader,writer,close) Reader Writer()"},
     "unbroken.frameworks.torchtitan": {"": "CheckpointManager(run)"},
     "unbroken.frameworks.deepspeed": {"": "Checkpoints(step,path,is_stopping,load,step_done,save,close)"},
     "unbroken.config": {
@@ -81,7 +82,9 @@ ERRORS = (
 # `Run` calls these on what is registered with it; a loop does not.
 PROTOCOL = frozenset({"state_dict", "load_state_dict"})
 # Made by the library, never by its user: the constructor is not public.
-RESULTS = frozenset({"Lane", "Ranks", "Killed"})
+RESULTS = frozenset({"Lane", "Ranks", "Killed", "AcceleratorRun", "Writer", "Stopped"})
+# The seam to the disk, which tests replace: a parameter with this default is not public.
+SEAM = "LOCAL"
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,7 @@ def definition(module: str, name: str, root: Path = ROOT) -> tuple[ast.stmt, str
     for node, after in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=True):
         if isinstance(node, Definition) and node.name == name:
             _borrow_parameters(tree, node)
+            _spell_out(module, tree, node, root)
             return node, ""
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         if isinstance(target, ast.Name) and target.id == name:
@@ -147,6 +151,29 @@ def _borrow_parameters(tree: ast.Module, node: Definition) -> None:
             others = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == name]
             if isinstance(node, ast.FunctionDef) and others:
                 node.args = others[0].args
+
+
+def _spell_out(module: str, tree: ast.Module, node: Definition, root: Path) -> None:
+    """Replace defaults that are constants of the module, which a reader of the page cannot look up, by their values."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.arguments):
+            each.defaults = [_value_of(module, tree, default, root) for default in each.defaults]
+            each.kw_defaults = [default and _value_of(module, tree, default, root) for default in each.kw_defaults]
+        elif isinstance(each, ast.AnnAssign) and each.value is not None:
+            each.value = _value_of(module, tree, each.value, root)
+
+
+def _value_of(module: str, tree: ast.Module, default: ast.expr, root: Path) -> ast.expr:
+    public = {name for groups in LAYOUT.values() for names in groups.values() for name in wanted(names)}
+    if not isinstance(default, ast.Name) or not default.id.isupper() or default.id in {SEAM, *public}:
+        return default
+    if default.id not in homes(tree) and f"\n{default.id}" not in f"\n{ast.unparse(tree)}":
+        return default
+    found = definition(module, default.id, root)[0]
+    if not isinstance(found, ast.Assign | ast.AnnAssign) or found.value is None:
+        return default
+    # What the environment decides has a name of its own in the text.
+    return default if "environ" in ast.unparse(found.value) else found.value
 
 
 def parsed(node: ast.AST) -> Docstring:
@@ -206,7 +233,7 @@ def constant(name: str, node: ast.expr) -> str:
 
 def arguments_of(function: ast.FunctionDef, *, is_method: bool = False) -> list[str]:
     """The parameters as written, without ``self``."""
-    spec = function.args
+    spec = _without_seam(function.args)
     positional = [*spec.posonlyargs, *spec.args]
     defaults = [None] * (len(positional) - len(spec.defaults)) + list(spec.defaults)
     found = [_argument(each, default) for each, default in zip(positional, defaults, strict=True)]
@@ -220,6 +247,22 @@ def arguments_of(function: ast.FunctionDef, *, is_method: bool = False) -> list[
     if spec.kwarg is not None:
         found.append(f"**{_argument(spec.kwarg, None)}")
     return found[1:] if is_method else found
+
+
+def _without_seam(spec: ast.arguments) -> ast.arguments:
+    # A positional one has a default, and so has all that follows it.
+    if any(value(default) == SEAM for default in spec.defaults):
+        first = [value(default) == SEAM for default in spec.defaults].index(True)
+        at = len(spec.args) - len(spec.defaults) + first
+        defaults = [*spec.defaults[:first], *spec.defaults[first + 1 :]]
+        return _without_seam(_with(spec, args=[*spec.args[:at], *spec.args[at + 1 :]], defaults=defaults))
+    pairs = list(zip(spec.kwonlyargs, spec.kw_defaults, strict=True))
+    kept = [(each, default) for each, default in pairs if default is None or value(default) != SEAM]
+    return _with(spec, kwonlyargs=[each for each, _ in kept], kw_defaults=[default for _, default in kept])
+
+
+def _with(spec: ast.arguments, **changes: Any) -> ast.arguments:  # noqa: ANN401 -- lists of several node types
+    return ast.arguments(**{name: changes.get(name, getattr(spec, name)) for name in spec._fields})
 
 
 def _argument(argument: ast.arg, default: ast.expr | None) -> str:
@@ -266,7 +309,7 @@ def entry(package: str, name: str, node: ast.stmt, members: tuple[str, ...] | No
     yield f"#### `{full}`\n"
     if isinstance(node, ast.FunctionDef):
         yield f"```python\n{call(full, arguments_of(node), _returns(node))}\n```\n"
-        yield from _explained(parsed(node))
+        yield from _explained(parsed(node), seams_of(node))
     elif isinstance(node, ast.ClassDef):
         yield from _class(full, node, members)
     elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
@@ -282,7 +325,7 @@ def _class(full: str, node: ast.ClassDef, members: tuple[str, ...] | None) -> It
         yield f"```python\n{call(full, arguments_of(init, is_method=True))}\n```\n"
     found = parsed(node)
     attributes = found.sections.pop("Attributes", {})
-    yield from _explained(found)
+    yield from _explained(found, seams_of(init) if (init := methods.get("__init__")) else ())
     if is_config:
         yield f"Fields: [config.md](config.md#{node.name.removesuffix('Config').lower()}).\n"
     elif fields:
@@ -324,10 +367,18 @@ def _table(fields: list[tuple[str, str, str]], attributes: dict[str, str]) -> It
     yield ""
 
 
-def _explained(found: Docstring) -> Iterator[str]:
+def seams_of(function: ast.FunctionDef) -> tuple[str, ...]:
+    """The parameters that are no part of the public surface."""
+    spec = function.args
+    shown = _without_seam(spec)
+    kept = {each.arg for each in (*shown.args, *shown.kwonlyargs)}
+    return tuple(each.arg for each in (*spec.args, *spec.kwonlyargs) if each.arg not in kept)
+
+
+def _explained(found: Docstring, seams: tuple[str, ...]) -> Iterator[str]:
     for paragraph in found.paragraphs:
         yield f"{markdown(paragraph)}\n"
-    if arguments := found.sections.get("Args"):
+    if arguments := {name: text for name, text in found.sections.get("Args", {}).items() if name not in seams}:
         yield "\n".join(f"- `{name}`: {meaning}" for name, meaning in arguments.items()) + "\n"
     if raises := found.sections.get("Raises"):
         yield f"Raises {', '.join(f'`{name}`' for name in raises)}.\n"

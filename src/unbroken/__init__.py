@@ -2,7 +2,7 @@
 
 ``import unbroken`` is enough: ``unbroken.exact``, ``unbroken.data``, ``unbroken.gpt``, ``unbroken.testing``,
 ``unbroken.config`` and ``unbroken.errors`` are imported when they are first used. Until then neither torch nor numpy
-is imported.
+is imported. A framework's module is imported by its name: ``from unbroken.frameworks import accelerate``.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from unbroken.version import SUPPORTED
 from unbroken.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from unbroken import config, data, errors, exact, gpt, testing
+    from unbroken import config, data, errors, exact, frameworks, gpt, testing
     from unbroken.foreign.load import load
     from unbroken.loop.run import Run
     from unbroken.loop.settings import Settings
@@ -36,12 +36,13 @@ __all__ = [
     "data",
     "errors",
     "exact",
+    "frameworks",
     "gpt",
     "load",
     "testing",
 ]
 
-_PACKAGES: Final = ("config", "data", "errors", "exact", "gpt", "testing")
+_PACKAGES: Final = ("config", "data", "errors", "exact", "frameworks", "gpt", "testing")
 _HOMES: Final = {
     "BalanceBytes": "unbroken.state.planners",
     "BalanceTime": "unbroken.state.planners",

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.state.dumping import ALONE, AREA, RUN, adopt_all, choice, dump_and_tell, items_at
 from unbroken.disk import Disk
-from unbroken.errors import CheckpointError, EvidenceMissing, MirrorDiffers, StorageError
+from unbroken.errors import CheckpointError, CopyDiffers, EvidenceMissing, StorageError
 from unbroken.files import Files
 from unbroken.state.restore import CheckpointSource, restore
 from unbroken.store.check import Level, verify
@@ -156,7 +156,7 @@ class LyingDisk(FaultyDisk):
 @pytest.mark.promise("C4")
 def test_a_copy_with_other_bytes_is_never_reported_as_a_copy() -> None:
     disk = with_an_older_dump()
-    with pytest.raises(MirrorDiffers):
+    with pytest.raises(CopyDiffers):
         dump_and_tell(Files(LyingDisk(disk)), 5)
     files = Files(disk)
     (pointer,) = read_pointers(RUN, files)

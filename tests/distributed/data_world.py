@@ -16,7 +16,7 @@ from unbroken.world import World
 
 def read_steps(data: str, state: dict[str, Any] | None, global_batch: int, lane: int, steps: int) -> dict[str, Any]:
     """Some steps of one rank; tells which lanes it read, its state, and how the account stands."""
-    loader = Loader(open_stream(Path(data), epochs=3), global_batch=global_batch, lane=lane)
+    loader = Loader(open_stream(Path(data), epochs=3), global_batch_size=global_batch, per_device_batch_size=lane)
     if state is not None:
         loader.load_state_dict(state)
     read = []
@@ -42,7 +42,7 @@ def _signed(word: int) -> int:
 def refused(data: str) -> str:
     """What a rank is told where there are more ranks than lanes."""
     try:
-        Loader(open_stream(Path(data)), global_batch=4, lane=2)
+        Loader(open_stream(Path(data)), global_batch_size=4, per_device_batch_size=2)
     except LanesUnfit as unfit:
         return f"{dist.get_rank()}: {unfit.complaint}"
     return "accepted"

@@ -40,8 +40,8 @@ def serve(leg: Leg) -> list[tuple[int, int, list[int]]]:
     torch.manual_seed(0)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    stream = Stream(open_corpus(Path(leg.data)), max_length=32, overlap=4, seed=5, **leg.stream)
-    loader = Loader(stream, global_batch=leg.global_batch, lane=leg.lane)
+    stream = Stream(open_corpus(Path(leg.data)), max_length=32, overlap_size=4, seed=5, **leg.stream)
+    loader = Loader(stream, global_batch_size=leg.global_batch, per_device_batch_size=leg.lane)
     settings = unbroken.Settings(**{"save_steps": 2, "audit": "off", "accept": leg.accept, **leg.settings})
     seen = []
     with unbroken.Run(leg.run, settings=settings, model=model, optimizer=optimizer, data=loader) as run:

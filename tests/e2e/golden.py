@@ -103,7 +103,7 @@ SCENES: Final[dict[str, Sequence[Sequence[str]]]] = {
         ["slurm", "init", "config.yaml", "--time", "04:00:00"],
         ["slurm", "init", "train.py"],
         ["slurm", "init"],
-        [*_SLURM, "r", "--time", "1", "--lead", "90", "--", "train.py"],
+        [*_SLURM, "r", "--time", "1", "--walltime-reserve", "90", "--", "train.py"],
         [*_SLURM, "r", "--nodes", "4-1", "--output", "logs/%j.out", "--name", "a/b", "--", "train.py"],
         [*_SLURM, "", "--time", "", "--partition", "", "--output", "", "--", "train.py"],
         [*_SLURM, "r-%a", "--", "train.py"],

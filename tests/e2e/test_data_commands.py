@@ -53,7 +53,7 @@ def test_show_refuses_a_sample_whose_bytes_changed_since_training_checked_them(u
     assert not (folder / "data" / ".unbroken" / "reads").exists(), "showing one sample reads no other"
     corpus = open_corpus(folder / "data")
     # What a training leaves.
-    Stream(corpus, max_length=64, overlap=8, seed=42)
+    Stream(corpus, max_length=64, overlap_size=8, seed=42)
     assert document(unbroken, *words) == shown
     for path in (folder / "data" / "train").glob("*/*.bin"):
         data = bytearray(path.read_bytes())
@@ -109,7 +109,7 @@ def test_stats_tell_how_documents_pack_and_how_long_they_are(unbroken: Tool, fol
 
 
 def test_show_decodes_a_sample_and_names_each_document(unbroken: Tool, folder: Path) -> None:
-    stream = Stream(open_corpus(folder / "data"), max_length=64, overlap=8, seed=42)
+    stream = Stream(open_corpus(folder / "data"), max_length=64, overlap_size=8, seed=42)
     holders = [
         k for k in range(len(stream)) if b"it rained all day" in bytes(t % 256 for t in describe(stream, k).tokens)
     ]

@@ -57,12 +57,12 @@ def read(results: Rank) -> None:
     context = "fork" if results.workers else None
     loader = Loader(
         stream,
-        global_batch=GLOBAL_BATCH,
-        lane=LANE,
+        global_batch_size=GLOBAL_BATCH,
+        per_device_batch_size=LANE,
         rank=results.rank,
-        world=results.world,
-        workers=results.workers,
-        context=context,
+        world_size=results.world,
+        num_workers=results.workers,
+        multiprocessing_context=context,
     )
     if results.state is not None:
         loader.load_state_dict(json.loads(Path(results.state).read_text()))
@@ -81,9 +81,9 @@ def read(results: Rank) -> None:
 
 def _stream(data: Path) -> Stream:
     """The samples of shards, or of text where that is what there is."""
-    settings: dict[str, Any] = {"max_length": 16, "overlap": 3, "epochs": None}
+    settings: dict[str, Any] = {"max_length": 16, "overlap_size": 3, "epochs": None}
     if any((data / "train").glob("*.jsonl")):
-        return Stream(open_text_corpus(data, "train", "bytes", data / "cache"), cache=data / "cache", **settings)
+        return Stream(open_text_corpus(data, "train", "bytes", data / "cache"), cache_dir=data / "cache", **settings)
     return open_stream(data, **settings)
 
 

@@ -28,7 +28,7 @@ KILLS = 3
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("data")
     make_corpus(root, CORPUS)
-    open_stream(root, max_length=16, overlap=3, epochs=None)
+    open_stream(root, max_length=16, overlap_size=3, epochs=None)
     return root
 
 
@@ -125,9 +125,9 @@ def test_the_account_of_a_killed_run_is_that_of_the_function(data: Path, tmp_pat
     state = newest_state(notes, 1)
     assert state is not None
     kept = json.loads(state.read_text())
-    stream = open_stream(data, max_length=16, overlap=3, epochs=None)
+    stream = open_stream(data, max_length=16, overlap_size=3, epochs=None)
     assert Served.from_json(kept["served"]) == expected(stream.identities, 0, kept["position"])
-    loader = Loader(stream, global_batch=GLOBAL_BATCH)
+    loader = Loader(stream, global_batch_size=GLOBAL_BATCH)
     loader.load_state_dict(kept)
     assert loader.state_dict()["served"] == kept["served"]
 
@@ -136,9 +136,9 @@ def test_a_job_killed_at_its_first_batch_leaves_nothing_that_blocks_the_next(tmp
     make_corpus(tmp_path / "data", {"web": {"0": lengths(200, 60, 1)}})
     for kill in range(2):
         assert _job(tmp_path / "data", tmp_path / f"{kill}", 2, 0, None, (0, 1))[0] == -signal.SIGKILL
-    fresh = open_stream(tmp_path / "data", max_length=16, overlap=3, epochs=None)
-    assert not [path for path in fresh.cache.rglob("*") if path.name.startswith(".")]
-    batch = next(iter(Loader(fresh, global_batch=GLOBAL_BATCH, lane=2)))
+    fresh = open_stream(tmp_path / "data", max_length=16, overlap_size=3, epochs=None)
+    assert not [path for path in fresh.cache_dir.rglob("*") if path.name.startswith(".")]
+    batch = next(iter(Loader(fresh, global_batch_size=GLOBAL_BATCH, per_device_batch_size=2)))
     assert noted([tmp_path / "0", tmp_path / "1"])[0, 0] == {digest(batch)}
 
 
@@ -146,7 +146,7 @@ def test_a_job_killed_at_its_first_batch_leaves_nothing_that_blocks_the_next(tmp
 def test_a_run_keeps_where_the_loader_stands(data: Path, tmp_path: Path) -> None:
     read: list[range] = []
     for last in (3, 7, 12):
-        loader = Loader(open_stream(data, max_length=16, overlap=3), global_batch=4)
+        loader = Loader(open_stream(data, max_length=16, overlap_size=3), global_batch_size=4)
         with unbroken.Run(tmp_path / "run", settings=unbroken.Settings(audit="off"), data=loader) as run:
             read += [next(run.data).samples for _ in run.steps(last)]
     assert read == [range(4 * step, 4 * step + 4) for step in range(12)]

@@ -40,7 +40,7 @@ ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 def results() -> dict[int, dict[Case, dict[str, Any]]]:
     found = {}
     for size in SIZES:
-        ended = spawn(size, train_each, CASES + CONTROLS, timeout_s=400, env=ENVIRONMENT)
+        ended = spawn(size, train_each, CASES + CONTROLS, timeout_seconds=400, env=ENVIRONMENT)
         assert all(each.is_good for each in ended), logs(ended)
         assert all(each.value == ended[0].value for each in ended), "the ranks disagree"
         found[size] = dict(zip(CASES + CONTROLS, ended[0].value, strict=True))

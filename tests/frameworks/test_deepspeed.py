@@ -120,7 +120,7 @@ def _truncate_states(folder: Path) -> None:
 
 @pytest.mark.promise("C8")
 def test_a_save_by_the_first_rank_alone_is_refused_and_does_not_hang(jobs: Jobs, tmp_path: Path) -> None:
-    refused = jobs.run(tmp_path / "run", stage=2, ranks=2, alone=True, options={"meet_seconds": 3.0})
+    refused = jobs.run(tmp_path / "run", stage=2, ranks=2, alone=True, options={"rank_wait_seconds": 3.0})
     assert refused.code == 1 and "NotAllRanks" in refused.said and "rank 1" in refused.said, refused.said
     assert [event.text("status") for event in events(tmp_path / "run", "job-end")] == ["error"]
     assert not unbroken.checkpoints(tmp_path / "run")

@@ -35,7 +35,9 @@ _PATH: Final = DiskPath()
     exit_codes={0: "all prompts succeeded", 2: "the file has problems, or a prompt failed; see its record"},
 )
 @click.option("--input", "source", required=True, metavar="FILE", type=_PATH, help="Prompts, one JSON object per line.")
-@click.option("--output", "target", metavar="FILE", type=_PATH, help="File for the results; default: standard output.")
+@click.option(
+    "-o", "--output", "target", metavar="FILE", type=_PATH, help="File for the results; default: standard output."
+)
 @click.option("--dry-run", is_flag=True, help="Check the file without loading a model.")
 @model_options(_COMMAND)
 def command(output: Output, asked: ModelArguments, source: Path, target: Path | None, dry_run: bool) -> int | None:

@@ -37,7 +37,9 @@ _PATH: Final = DiskPath()
 )
 @click.option("--prompt", metavar="TEXT", help="Prompt.")
 @click.option("--prompts-file", metavar="FILE", type=_PATH, help="File with one prompt per line.")
-@click.option("--output", "target", metavar="FILE", type=_PATH, help="Write one JSON object per prompt to this file.")
+@click.option(
+    "-o", "--output", "target", metavar="FILE", type=_PATH, help="File for the results, one JSON object per prompt."
+)
 @model_options(_COMMAND)
 def command(
     output: Output, asked: ModelArguments, prompt: str | None, prompts_file: Path | None, target: Path | None

@@ -118,7 +118,7 @@ def _mirrors(store: Store, to: Sequence[str], forget: Sequence[str], run: str) -
     gone = [str(parse_address(text)) for text in forget]
     for text in gone:
         if text not in known:
-            raise BadUsage(command="unbroken mirror", complaint=f"{text} is no mirror of this run")
+            raise BadUsage(command="unbroken mirror", complaint=f"{text} is not a mirror of this run")
     mirrors = [text for text in dict.fromkeys((*known, *_named(to))) if text not in gone]
     if not mirrors and not gone:
         raise NotMirrored(run=str(run_of(store).run) if store.root.is_absolute() else run)

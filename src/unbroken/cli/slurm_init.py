@@ -1,12 +1,13 @@
 """``unbroken slurm init``: writes a batch script for a config, several configs as an array, or a training script."""
 
+import math
 import sys
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from unbroken.cli.arguments import DiskPath, write_new
+from unbroken.cli.arguments import DiskPath, Duration, write_new
 from unbroken.cli.output import Output, as_command
 from unbroken.config.decode import decode
 from unbroken.config.overrides import take_apart
@@ -63,10 +64,10 @@ _RANKS: Final = ("gpu", "cpu", "auto")
 @click.option("--name", metavar="NAME", help="Job name; default: the last part of the run directory.")
 @click.option("--array", metavar="RANGE", help="With --run-dir: an array of runs; %a is the task id.")
 @click.option(
-    "--lead",
-    type=click.IntRange(1, MOST_LEAD_S),
-    metavar="S",
-    help="Seconds before the walltime limit at which the job saves; default: from measured saves.",
+    "--walltime-reserve",
+    type=Duration(),
+    metavar="DURATION",
+    help="Save this long before the walltime limit; default: from measured saves.",
 )
 @click.option("--master-addr", metavar="HOST", help="Address of node 0; default: the first host of the job.")
 @click.option("--no-requeue", is_flag=True, help="For sites without requeue: submit a new job instead.")
@@ -173,14 +174,18 @@ def _request(work: Work, name: str, array: str | None, asked: dict[str, Any]) ->
     # --sbatch options replace ours in the script.
     time = dict(further).get("time", asked["time"])
     limit_s = time_limit_s(time) if time else None
-    lead = asked["lead"] or lead_s([Path(run) for run in work.runs], limit_s)
+    reserve_s = asked["walltime_reserve"]
+    if reserve_s is not None and not 1 <= reserve_s <= MOST_LEAD_S:
+        complaint = f"--walltime-reserve must be from 1 to {MOST_LEAD_S} seconds, not {reserve_s:g}"
+        raise BadUsage(command=COMMAND, complaint=complaint)
+    lead = lead_s([Path(run) for run in work.runs], limit_s) if reserve_s is None else math.ceil(reserve_s)
     require_lead(lead, limit_s, command=COMMAND)
     return ScriptRequest(
         name=name,
         folder=Path.cwd(),
         python=sys.executable,
         lead_s=lead,
-        learns_lead=asked["lead"] is None,
+        learns_lead=reserve_s is None,
         time=asked["time"],
         nodes=asked["nodes"],
         ranks_per_node=ranks,

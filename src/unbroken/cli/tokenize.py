@@ -125,7 +125,7 @@ def command(
         tokenizer=tokenizer_path,
         options=options,
         eod_token=eod_token,
-        workers=num_workers or len(os.sched_getaffinity(0)),
+        num_workers=num_workers or len(os.sched_getaffinity(0)),
         accelerate=accelerator == "auto",
         skip_bad=skip_bad,
         add=add,

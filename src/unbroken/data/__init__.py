@@ -2,7 +2,7 @@
 
     corpus = data.open_corpus("corpus", "train")                        # shards made by `unbroken tokenize`
     stream = data.Stream(corpus, max_length=2048, seed=0)               # sequence i is the same everywhere
-    loader = data.Loader(stream, global_batch=64, lane=8, rank=rank, world=world)
+    loader = data.Loader(stream, global_batch_size=64, per_device_batch_size=8)
     run = unbroken.Run("runs/a", model=model, optimizer=optimizer, data=loader)
 
 Importing this package imports neither torch nor numpy; each name is loaded when it is first used.

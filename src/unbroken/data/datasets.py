@@ -83,11 +83,11 @@ class SampleIterable(IterableDataset[Sample]):
 
     Args:
         stream: the stream to read.
-        batch: the ``batch_size`` of the loader that iterates this. A loader takes whole batches from its workers in
+        batch_size: that of the loader that iterates this. A loader takes whole batches from its workers in
             turn, so each worker yields only the samples of its own batches.
         start: the first sample.
         rank: the rank whose samples are yielded; every rank has its own loader.
-        world: the number of ranks; each reads ``batch`` of every ``batch * world`` samples.
+        world_size: the number of ranks; each reads ``batch_size`` of every ``batch_size * world_size`` samples.
         names: the names of the tensors, as for ``SampleDataset``.
     """
 
@@ -95,22 +95,22 @@ class SampleIterable(IterableDataset[Sample]):
         self,
         stream: Stream,
         *,
-        batch: int,
+        batch_size: int,
         start: int = 0,
         rank: int = 0,
-        world: int = 1,
+        world_size: int = 1,
         names: Names = "unbroken",
     ) -> None:
         _require_names(names)
-        if batch < 1 or start < 0 or not 0 <= rank < world:
-            raise ValueError(f"no batches of {batch} from sample {start} on for rank {rank} of {world}")
+        if batch_size < 1 or start < 0 or not 0 <= rank < world_size:
+            raise ValueError(f"no batches of {batch_size} from sample {start} on for rank {rank} of {world_size}")
         self.stream = stream
-        self.batch = batch
+        self.batch_size = batch_size
         self.start = start
         self.rank = rank
-        self.world = world
+        self.world_size = world_size
         self.names: Names = names
-        self._lanes = cut_lanes(batch * world, batch, rank, world)
+        self._lanes = cut_lanes(batch_size * world_size, batch_size, rank, world_size)
 
     def __iter__(self) -> Iterator[Sample]:
         worker = get_worker_info()

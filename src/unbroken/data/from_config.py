@@ -61,13 +61,13 @@ def stream_of(
     return Stream(
         corpus,
         max_length=data.max_length,
-        overlap=data.overlap_size,
+        overlap_size=data.overlap_size,
         seed=config.training.seed,
         packing=data.packing,
         phases=phases,
         epochs=data.epochs,
         on_exhausted="renormalise" if data.allow_bucket_exhaustion else "halt",
-        cache=cache_of(data),
+        cache_dir=cache_of(data),
         check_reads=data.check == "read",
         progress=progress,
     )

@@ -1,12 +1,12 @@
 """One rank's batches of a stream, for any loop.
 
     stream = Stream(open_corpus(Path("data")), max_length=2048, seed=0)
-    loader = Loader(stream, global_batch=64, lane=8, workers=4)
+    loader = Loader(stream, global_batch_size=64, per_device_batch_size=8, num_workers=4)
     for batch in loader:
         loss = model(batch.tokens, batch.labels)
 
-A step is ``global_batch`` consecutive samples of the stream, cut into lanes; a batch is one lane. The position of a
-loader is one number, the samples of the whole steps it has yielded: the same on every rank, whatever workers have
+A step is ``global_batch_size`` consecutive samples of the stream, cut into lanes; a batch is one lane. The position of
+a loader is one number, the samples of the whole steps it has yielded: the same on every rank, whatever workers have
 prefetched. So a state can be loaded on any world size, with any number of workers and any batch size.
 """
 
@@ -225,50 +225,52 @@ class Loader(Iterable[Batch]):
 
     Args:
         stream: the stream to read.
-        global_batch: samples of a step, over all ranks.
-        lane: samples of a batch; by default the global batch divided by the number of ranks. If given, a step is cut
-            into the same batches on any world size.
+        global_batch_size: samples of a step, over all ranks.
+        per_device_batch_size: samples of a batch, which is one lane; by default the global batch divided by the number
+            of ranks. If given, a step is cut into the same batches on any world size.
         rank: this rank; by default that of the process group.
-        world: the number of ranks; by default that of the process group.
-        workers: processes that prepare batches; 0: in this process.
-        prefetch: batches that each worker prepares ahead.
+        world_size: the number of ranks; by default that of the process group.
+        num_workers: processes that prepare batches; 0: in this process.
+        prefetch_factor: batches that each worker prepares ahead.
         pin_memory: return batches in pinned memory; by default if there is a GPU.
-        context: the multiprocessing start method of workers; by default torch's.
+        multiprocessing_context: the start method of worker processes; by default torch's.
 
     Raises:
         LanesUnfit: the sizes do not divide each other, or a rank would have nothing to read.
         NoProcessGroup: the launcher says that there are several ranks and no process group was initialised.
-        ValueError: only one of ``rank`` and ``world`` is given, or ``workers`` or ``prefetch`` is out of range.
+        ValueError: only one of ``rank`` and ``world_size`` is given, or ``num_workers`` or ``prefetch_factor`` is out
+            of range.
     """
 
     def __init__(
         self,
         stream: Stream,
         *,
-        global_batch: int,
-        lane: int | None = None,
+        global_batch_size: int,
+        per_device_batch_size: int | None = None,
         rank: int | None = None,
-        world: int | None = None,
-        workers: int = 0,
-        prefetch: int = 2,
+        world_size: int | None = None,
+        num_workers: int = 0,
+        prefetch_factor: int = 2,
         pin_memory: bool | None = None,
-        context: str | None = None,
+        multiprocessing_context: str | None = None,
     ) -> None:
-        if rank is None and world is None:
-            rank, world = _rank_and_world()
-        if rank is None or world is None:
+        if rank is None and world_size is None:
+            rank, world_size = _rank_and_world()
+        if rank is None or world_size is None:
             # A guess for the other one could silently make ranks read the same lanes.
-            raise ValueError(f"give both rank and world, or neither: rank is {rank}, world is {world}")
-        if workers < 0 or prefetch < 1:
-            raise ValueError(f"workers must be at least 0 and prefetch at least 1, are {workers} and {prefetch}")
+            raise ValueError(f"give both rank and world_size, or neither: rank is {rank}, world_size is {world_size}")
+        if num_workers < 0 or prefetch_factor < 1:
+            given = f"are {num_workers} and {prefetch_factor}"
+            raise ValueError(f"num_workers must be at least 0 and prefetch_factor at least 1, {given}")
         self.stream = stream
-        self.lanes: LaneSamples = cut_lanes(global_batch, lane, rank, world)
-        self.workers = workers
-        self.prefetch = prefetch
+        self.lanes: LaneSamples = cut_lanes(global_batch_size, per_device_batch_size, rank, world_size)
+        self.num_workers = num_workers
+        self.prefetch_factor = prefetch_factor
         self.position = 0
         self.steps = 0
         self.notices: list[str] = []
-        self._context = context
+        self._multiprocessing_context = multiprocessing_context
         self._pins = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._accepted: frozenset[str] = frozenset()
         self._settled = Served()
@@ -289,7 +291,7 @@ class Loader(Iterable[Batch]):
         turns = None if steps is None else steps * self.lanes.per_step
         reader = LaneReader(self.stream, self.lanes, self.position, turns)
         self._serving = serving = object()
-        return self._batches(self._by_workers(reader) if self.workers else self._here(reader), serving)
+        return self._batches(self._by_workers(reader) if self.num_workers else self._here(reader), serving)
 
     def _here(self, reader: LaneReader) -> Iterator[Iterable[_Lane]]:
         turn, size, made = 0, self.lanes.size, _pinned if self._pins else torch.from_numpy
@@ -308,9 +310,9 @@ class Loader(Iterable[Batch]):
             _Turns(reader),
             batch_size=None,
             sampler=_Counting(reader.turns),
-            num_workers=self.workers,
-            prefetch_factor=self.prefetch,
-            multiprocessing_context=self._context,
+            num_workers=self.num_workers,
+            prefetch_factor=self.prefetch_factor,
+            multiprocessing_context=self._multiprocessing_context,
             pin_memory=self._pins,
             collate_fn=_as_it_is,
             # Its own: creating an iterator draws a seed, which must not advance the global RNG that training uses.

@@ -73,14 +73,14 @@ class Stream:
     Args:
         corpus: the data, as ``open_corpus`` found it.
         max_length: tokens of a sequence.
-        overlap: tokens that the windows of a long document share; at most half of ``max_length``. 0 is taken as 1: one
-            shared token, from which the next is predicted, so that every token is trained once.
+        overlap_size: tokens that the windows of a long document share; at most half of ``max_length``. 0 is taken as 1:
+            one shared token, from which the next is predicted, so that every token is trained once.
         seed: decides the order.
         packing: whether several documents share a sequence.
         phases: a curriculum; without one, every epoch is one pass over all buckets.
         epochs: passes over a bucket before it is exhausted; None: no limit.
         on_exhausted: ``halt`` ends the stream at an exhausted bucket; ``renormalise`` continues with the others.
-        cache: the directory of packing plans; by default ``.unbroken`` in the data folder.
+        cache_dir: the directory of packing plans; by default ``.unbroken`` in the data folder.
         eras: the history of a stream that grew; by default one era with all shards.
         shuffle: if False, the sequences of a bucket come in the order of its plan.
         check_reads: verify every sequence against a checksum as it is read; False trains on whatever the files hold.
@@ -101,13 +101,13 @@ class Stream:
         corpus: Corpus,
         *,
         max_length: int,
-        overlap: int = 0,
+        overlap_size: int = 0,
         seed: int = 0,
         packing: bool = True,
         phases: Sequence[Phase] | None = None,
         epochs: int | None = 1,
         on_exhausted: OnExhausted = "halt",
-        cache: Path | str | None = None,
+        cache_dir: Path | str | None = None,
         eras: Sequence[Era] = (),
         shuffle: bool = True,
         check_reads: bool = True,
@@ -117,9 +117,9 @@ class Stream:
         _require_known(seed, epochs, on_exhausted)
         self.corpus = corpus
         self.settings = StreamSettings(
-            max_length, overlap or LEAST_OVERLAP, seed, packing, shuffle, _in_one_spelling(phases)
+            max_length, overlap_size or LEAST_OVERLAP, seed, packing, shuffle, _in_one_spelling(phases)
         )
-        self.cache = corpus.root / CACHE if cache is None else Path(cache)
+        self.cache_dir = corpus.root / CACHE if cache_dir is None else Path(cache_dir)
         self.eras = tuple(eras) or (Era(0, _keys(corpus.shards), epochs, on_exhausted),)
         self._files = files
         self._shards = _in_eras(corpus, self.eras)
@@ -132,13 +132,13 @@ class Stream:
         self._maps = TokenMaps(self._shards, max_length)
         self._digests: SequenceDigests | None = None
         if check_reads:
-            digests = SequenceDigests(self.buckets, self._shards, max_length, cache=self.cache, files=files)
+            digests = SequenceDigests(self.buckets, self._shards, max_length, cache=self.cache_dir, files=files)
             digests.prepare()
             self._digests = digests
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A spawned worker opens the plans again, from the cache: memory maps cannot be pickled.
-        return _reopened, (self.corpus, self.settings, self.cache, self.eras, self._digests is not None)
+        return _reopened, (self.corpus, self.settings, self.cache_dir, self.eras, self._digests is not None)
 
     # ---- opening ----
 
@@ -163,7 +163,7 @@ class Stream:
             max_length=settings.max_length,
             overlap=settings.overlap,
             packing=settings.packing,
-            cache=self.cache,
+            cache=self.cache_dir,
             files=self._files,
             progress=progress,
             mapped_groups=max(min(MAPPED_GROUPS, _MOST_MAPPED_GROUPS // self._plans), 1),
@@ -181,7 +181,7 @@ class Stream:
         Raises:
             As the constructor does.
         """
-        return _reopened(corpus or self.corpus, self.settings, self.cache, tuple(eras), self._digests is not None)
+        return _reopened(corpus or self.corpus, self.settings, self.cache_dir, tuple(eras), self._digests is not None)
 
     # ---- properties ----
 
@@ -328,7 +328,7 @@ class Stream:
         """
         asked = np.array([sample], np.int64)
         bucket, group, sequence = self.locate(asked)
-        digests = SequenceDigests(self.buckets, self._shards, self.max_length, cache=self.cache, files=self._files)
+        digests = SequenceDigests(self.buckets, self._shards, self.max_length, cache=self.cache_dir, files=self._files)
         known = digests.known(self.buckets[int(bucket[0])], int(group[0]), sequence)
         if known is None:
             return False
@@ -355,12 +355,12 @@ def _reopened(
     return Stream(
         corpus,
         max_length=settings.max_length,
-        overlap=settings.overlap,
+        overlap_size=settings.overlap,
         seed=settings.seed,
         packing=settings.packing,
         shuffle=settings.shuffle,
         phases=settings.phases,
-        cache=cache,
+        cache_dir=cache,
         eras=eras,
         check_reads=check_reads,
     )

@@ -199,10 +199,14 @@ def _epochs(epochs: int | None) -> str:
 
 # ---- what must not differ ----
 
+# What a stream's argument is called, where its record has another name.
+_ARGUMENTS: Final = {"overlap": "overlap_size"}
+
 
 def _require_same_settings(record: StreamRecord, stream: Stream) -> None:
     names = [each.name for each in fields(record.settings)]
-    pairs = [(name, getattr(record.settings, name), getattr(stream.settings, name)) for name in names]
+    sides = record.settings, stream.settings
+    pairs = [(_ARGUMENTS.get(name, name), *(getattr(side, name) for side in sides)) for name in names]
     pairs.append(("split", record.split, stream.corpus.split))
     if differences := tuple((name, _shown(before), _shown(now)) for name, before, now in pairs if before != now):
         raise StreamDiffers(differences=differences)
@@ -291,7 +295,7 @@ def _plan_as_it_was(stream: Stream, shards: Sequence[RecordedShard]) -> BucketPl
         max_length=stream.settings.max_length,
         overlap=stream.settings.overlap,
         packing=stream.settings.packing,
-        cache=stream.cache,
+        cache=stream.cache_dir,
         index_of=refuse,
     )
 

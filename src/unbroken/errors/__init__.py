@@ -2,11 +2,11 @@
 
 from unbroken.errors.checkpoint import (
     CannotSeal,
+    CopyDiffers,
     DamagedCheckpoint,
     EvidenceMissing,
     FormatUnknown,
     ManifestDamaged,
-    MirrorDiffers,
     NeedsPeers,
     NoEmergencyArea,
     NoMemory,
@@ -223,6 +223,7 @@ __all__ = [
     "ConfigMissing",
     "ConfigUnreadable",
     "ControlToken",
+    "CopyDiffers",
     "DamagedCheckpoint",
     "DataChanged",
     "DataDamaged",
@@ -258,7 +259,6 @@ __all__ = [
     "LoopsDisagree",
     "ManifestDamaged",
     "ManifestUnfit",
-    "MirrorDiffers",
     "MirrorDiverged",
     "MirrorEmpty",
     "MirrorIncomplete",

@@ -164,10 +164,10 @@ class SealedDiffers(CheckpointError):
     HELP = (Help("unbroken verify {path:sh} --full", "list the byte ranges that differ"),)
 
 
-class MirrorDiffers(CheckpointError):
+class CopyDiffers(CheckpointError):
     """A copy is not what was copied."""
 
-    kind = "mirror-differs"
+    kind = "copy-differs"
     path: Path
     findings: tuple[str, ...]
     HEADLINE = "the copy differs from its original in {findings:n place}"
@@ -232,7 +232,7 @@ class NotAllRanks(UsageError):
     missing: tuple[int, ...]
     seconds: float
     AT = "waited {seconds:,.0f} s on rank {rank}"
-    SO = "nothing was written or loaded; the framework itself would wait for ever"
+    SO = "nothing was written or loaded; the framework itself would wait forever"
     HELP = (Help("unbroken explain {kind}", "how to call it on every rank"),)
 
     def headline(self) -> str:

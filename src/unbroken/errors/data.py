@@ -49,7 +49,7 @@ class NoTokens(DataError):
     def headline(self) -> str:
         if not self.left_out:
             return "the files in this folder contain no documents"
-        return f"{plural(sum(number for _, number in self.left_out), 'document')} read, none with a token"
+        return f"{plural(sum(number for _, number in self.left_out), 'document')} read, and none of them has tokens"
 
 
 class BadDocuments(DataError):

@@ -54,7 +54,7 @@ class Checkpoints(OwnLoop):
         engine: what ``deepspeed.initialize`` returned.
         directory: the run. Its checkpoints stand there, and ``checkpoint-100`` is their tag.
         resume: another checkpoint to go back to: its step or its name. That happens once.
-        meet_seconds: How long ``save`` and ``load`` wait for the ranks that have not called them.
+        rank_wait_seconds: How long ``save`` and ``load`` wait for the ranks that have not called them.
         options: how it is saved, kept and stopped: ``LoopOptions``.
 
     Raises:
@@ -69,11 +69,11 @@ class Checkpoints(OwnLoop):
         directory: str | PathLike[str],
         *,
         resume: str | int | None = None,
-        meet_seconds: float = 60.0,
+        rank_wait_seconds: float = 60.0,
         **options: Unpack[LoopOptions],
     ) -> None:
         self._engine: Any = engine
-        self._meet_s, self._meetings = meet_seconds, 0
+        self._meet_s, self._meetings = rank_wait_seconds, 0
         version = f"deepspeed {deepspeed_version}"
         super().__init__(directory, options, resume=resume, require=_require_deepspeed, origin=ORIGIN, version=version)
         if self._open_run.world.is_first and minor_version(deepspeed_version) not in TESTED:

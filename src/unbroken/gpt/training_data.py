@@ -63,11 +63,11 @@ def make_loader(config: Config, stream: Stream, world: World) -> Loader:
     """One rank's lanes of every step."""
     return Loader(
         stream,
-        global_batch=config.global_batch_size(1),
-        lane=config.training.per_device_batch_size,
+        global_batch_size=config.global_batch_size(1),
+        per_device_batch_size=config.training.per_device_batch_size,
         rank=world.rank,
-        world=world.size,
-        workers=config.data.num_workers,
+        world_size=world.size,
+        num_workers=config.data.num_workers,
     )
 
 

@@ -37,7 +37,7 @@ from unbroken.state.rng import capture_rng, rng_devices
 from unbroken.store.check import Level, verify
 from unbroken.store.choose import choose
 from unbroken.store.directory import Store
-from unbroken.store.dump_copies import mirror, sweep_dumps
+from unbroken.store.dump_copies import copy_dump, sweep_dumps
 from unbroken.store.dumps import (
     Area,
     DumpChoice,
@@ -317,9 +317,9 @@ class Emergency:
             path=path,
             reason=why,
         )
-        if (copy := self._mirror(dumped)) is not None:
+        if (copy := self._copy(dumped)) is not None:
             self._point(replace(pointer, copy=copy))
-            self._recorder.event("emergency-mirror", step=manifest.step, path=copy)
+            self._recorder.event("emergency-copy", step=manifest.step, path=copy)
 
     def _point(self, pointer: Pointer) -> None:
         try:
@@ -327,14 +327,14 @@ class Emergency:
         except UnbrokenError as refused:
             _log.warning("could not write the pointer to the dump into %s: %s", self._layout.run, refused.message)
 
-    def _mirror(self, dumped: Dumped) -> str | None:
+    def _copy(self, dumped: Dumped) -> str | None:
         """The path of a copy, all checksums verified; None if there is none."""
         assert self._area is not None
         if (shared := self._area.persistent) is None or shared == self._area.local:
             return str(dumped.store.path(dumped.name)) if shared is not None else None
         target = self._area.store(shared, self._world.rank)
         try:
-            return str(target.path(mirror(dumped.store, dumped.name, target)))
+            return str(target.path(copy_dump(dumped.store, dumped.name, target)))
         except UnbrokenError as refused:
             step = f"{dumped.manifest.step:,}"
             _log.error("could not copy the dump of step %s to %s: %s", step, shared, refused.message)

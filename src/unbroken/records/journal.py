@@ -44,7 +44,7 @@ KINDS: Final[Mapping[str, str]] = {
     "mismatch": "a step computed twice gave different bits",
     "deadline": "when the scheduler will end the job, where that became known after the start",
     "emergency-save": "rank 0 dumped its state to local disk: step, seconds, host, path",
-    "emergency-mirror": "a copy of its dump on shared storage was verified byte for byte",
+    "emergency-copy": "a copy of its dump on shared storage was verified byte for byte",
     "emergency-failed": "a dump, or the copy of one, that failed",
     "emergency-resume": "the checkpoint that was made of the dumps of all ranks",
     "emergency-sweep": "dumps removed because a later commit made them useless",
@@ -54,7 +54,7 @@ KINDS: Final[Mapping[str, str]] = {
 }
 DURABLE: Final = frozenset(
     {"job-start", "accept", "hyperparameters", "commit", "file-written", "mirror", "mismatch", "tracker", "job-end"}
-    | {"emergency-save", "emergency-mirror", "emergency-resume"}
+    | {"emergency-save", "emergency-copy", "emergency-resume"}
 )
 _KIND: Final = re.compile(r"[a-z]+(-[a-z]+)*")
 _OWN: Final = frozenset({"at", "kind"})

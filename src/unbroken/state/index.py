@@ -131,7 +131,7 @@ def decode(data: bytes, part_sizes: Mapping[str, int]) -> Index:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as wrong:
-        raise Malformed(f"it is no JSON: {' '.join(str(wrong).split())[:120]}") from wrong
+        raise Malformed(f"not valid JSON: {' '.join(str(wrong).split())[:120]}") from wrong
     body = Table(found, "index")
     if body.text("format") != FORMAT:
         raise Malformed(f"its format is {body.text('format')!r}")

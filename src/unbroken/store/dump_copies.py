@@ -6,7 +6,7 @@ A copy gets its name only after all of it was read back and its checksums verifi
 import contextlib
 from pathlib import Path
 
-from unbroken.errors import DamagedCheckpoint, MirrorDiffers
+from unbroken.errors import CopyDiffers, DamagedCheckpoint
 from unbroken.files import LOCAL, Files
 from unbroken.store.commit import Draft, Record, begin, commit
 from unbroken.store.directory import Store
@@ -18,11 +18,11 @@ from unbroken.store.scan import scan
 from unbroken.store.sweep import sweep
 
 
-def mirror(source: Store, name: str, target: Store) -> str:
+def copy_dump(source: Store, name: str, target: Store) -> str:
     """Copy a dump to another directory, read it back there, and only then commit it; returns its name.
 
     Raises:
-        MirrorDiffers: the copy differs from the dump; it is removed.
+        CopyDiffers: the copy differs from the dump; it is removed.
         DamagedCheckpoint: the dump itself is not what was written.
         StorageFailed: I/O error; there is no copy.
     """
@@ -47,7 +47,7 @@ def _require_same(draft: Draft, manifest: Manifest) -> None:
             for _ in read_part(draft.store.files, draft.path, manifest, part):
                 pass
     except DamagedCheckpoint as wrong:
-        raise MirrorDiffers(path=draft.store.root, findings=wrong.findings) from wrong
+        raise CopyDiffers(path=draft.store.root, findings=wrong.findings) from wrong
 
 
 def _commit(draft: Draft, manifest: Manifest, name: str) -> str:

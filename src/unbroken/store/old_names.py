@@ -55,6 +55,7 @@ _EVENT_KINDS: Final[Mapping[str, str]] = {
     "passed-over": "checkpoint-skipped",
     "skipped": "step-skipped",
     "let-go": "grace-too-short",
+    "emergency-mirror": "emergency-copy",
 }
 # By the kind of today.
 _EVENT_FIELDS: Final[Mapping[str, Mapping[str, str]]] = {

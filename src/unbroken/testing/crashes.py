@@ -36,7 +36,16 @@ _Disk = TypeVar("_Disk", bound=Disk)
 
 @dataclass(frozen=True)
 class Trial(Generic[_Disk]):
-    """One run of an action: the fault it met and where, how it ended, and the disk it left."""
+    """One run of an action: the fault it met and where, how it ended, and the disk it left.
+
+    Attributes:
+        disk: the disk, as the action left it.
+        operations: all calls of the disk, in order.
+        fault: the fault that was injected; None in the run without one.
+        operation: the call that the fault met.
+        returned: the result of the action.
+        raised: the exception that ended the action.
+    """
 
     disk: _Disk
     operations: tuple[Operation, ...]

@@ -40,6 +40,14 @@ class Operation:
     """One call of a disk: the ``index``-th of all, the ``nth`` of its name, both from 0.
 
     A call on a handle reports the path the handle was opened with; a rename or link reports its target.
+
+    Attributes:
+        index: its number among all calls, from 0.
+        name: the name of the method.
+        nth: its number among the calls of this method, from 0.
+        path: the file or directory; of a rename or link the target.
+        source: of a rename or link, where it was.
+        is_mutating: whether it changes the disk.
     """
 
     index: int

@@ -70,7 +70,16 @@ class Interruption:
 
 @dataclass
 class Exactness:
-    """The result: the jobs as text, and the comparison of the two runs."""
+    """The result: the jobs as text, and the comparison of the two runs.
+
+    Attributes:
+        undisturbed: the run of the uninterrupted job.
+        interrupted: the run of the interrupted jobs.
+        jobs: one line about each interrupted job.
+        comparison: of the two runs.
+        resumed_steps: the step that each later job resumed from.
+        is_deterministic: whether two uninterrupted jobs are equal.
+    """
 
     undisturbed: Path
     interrupted: Path
@@ -116,7 +125,7 @@ def check_exact(
     ranks: int | Sequence[int] = 1,
     save_steps: int | None = None,
     ignore: Sequence[str] = (),
-    timeout_s: float = DEFAULT_TIMEOUT_S,
+    timeout_seconds: float = DEFAULT_TIMEOUT_S,
 ) -> Exactness:
     """Like ``assert_exact``, but returns the result instead of asserting. The arguments are the same.
 
@@ -128,7 +137,7 @@ def check_exact(
     root = Path(directory)
     sizes = (ranks,) if isinstance(ranks, int) else tuple(ranks)
     _require_usable(train, root, sizes, kills or ())
-    trial = _Trial(train, args, root, timeout_s)
+    trial = _Trial(train, args, root, timeout_seconds)
     steps = trial.left_alone(UNDISTURBED, sizes[0])
     asked = kills if kills is not None else () if stops else _usual(steps)
     endings = [*(Interruption(kill=kill) for kill in asked), *(Interruption(stop=stop) for stop in stops)]
@@ -171,7 +180,8 @@ def assert_exact(*args: Any, **kwargs: Any) -> Exactness:  # noqa: ANN401, D417 
         save_steps: steps between two checkpoints of the interrupted run; by default a sixth of the steps. Saves run in
             the background, so a kill may lose the last one; it is complete when the next one has started.
         ignore: metrics that need not be equal, besides the measured ones.
-        timeout_s: a job that takes longer is killed, and the assertion fails.
+        timeout_seconds: a job that takes longer is killed, and the assertion fails; by default 120, or
+            ``UNBROKEN_TEST_TIMEOUT_S``.
 
     Returns:
         The jobs and the comparison.
@@ -224,7 +234,7 @@ class _Trial:
     train: Train
     args: tuple[object, ...]
     root: Path
-    timeout_s: float
+    timeout_seconds: float
 
     def left_alone(self, name: str, size: int) -> int:
         """An uninterrupted run; returns its last step."""
@@ -255,12 +265,12 @@ class _Trial:
     def _job(self, run: Path, size: int, drill: Path | None) -> list[Ended]:
         env = {} if drill is None else {ENVIRONMENT: str(drill.absolute())}
         with start(size, self.train, str(run), *self.args, env=env, is_plain=size == 1) as ranks:
-            return _waited(ranks, self.timeout_s)
+            return _waited(ranks, self.timeout_seconds)
 
 
-def _waited(ranks: Ranks, timeout_s: float) -> list[Ended]:
+def _waited(ranks: Ranks, timeout_seconds: float) -> list[Ended]:
     """Wait for all ranks; after one was killed, only briefly for the others."""
-    ends_at = time.monotonic() + timeout_s
+    ends_at = time.monotonic() + timeout_seconds
     while not ranks.is_over() and time.monotonic() < ends_at:
         if ranks.is_any_killed():
             ends_at = min(ends_at, time.monotonic() + _PEERS_WAIT_S)

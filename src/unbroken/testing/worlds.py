@@ -55,7 +55,16 @@ _TRACE_WAIT_S: Final = 30.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How one rank ended: what its function returned, or what it raised, or the signal that ended it."""
+    """How one rank ended: what its function returned, or what it raised, or the signal that ended it.
+
+    Attributes:
+        rank: its number.
+        exit_code: of its process; negative: the signal that ended it.
+        value: what its function returned.
+        error: what its function raised.
+        log: what it printed.
+        is_late: whether it was killed after the timeout.
+    """
 
     rank: int
     exit_code: int
@@ -100,9 +109,9 @@ class Ranks:
         """Whether a signal ended some rank."""
         return any((process.exitcode or 0) < 0 for process in self._processes)
 
-    def wait(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Ended]:
+    def wait(self, timeout_seconds: float = DEFAULT_TIMEOUT_S) -> list[Ended]:
         """Wait until every rank has ended; after the timeout, the others write their tracebacks and are killed."""
-        ends_at = time.monotonic() + timeout_s
+        ends_at = time.monotonic() + timeout_seconds
         for process in self._processes:
             process.join(max(0.0, ends_at - time.monotonic()))
         self._late = {rank for rank, process in enumerate(self._processes) if process.is_alive()}
@@ -149,7 +158,7 @@ def spawn(
     size: int,
     function: Callable[..., object],
     *args: object,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
+    timeout_seconds: float = DEFAULT_TIMEOUT_S,
     env: Mapping[str, str] | None = None,
     is_plain: bool = False,
 ) -> list[Ended]:
@@ -159,12 +168,13 @@ def spawn(
         size: how many ranks.
         function: what each runs, after the process group was made; importable, as are the arguments' types.
         args: what it is given, the same on every rank.
-        timeout_s: when a rank that has not ended is killed.
+        timeout_seconds: when a rank that has not ended is killed; by default after 120 seconds, or those in
+            ``UNBROKEN_TEST_TIMEOUT_S``.
         env: variables that the ranks see beside those of this process.
         is_plain: make no process group and set no variables of one, as for a script that is started by itself.
     """
     with start(size, function, *args, env=env, is_plain=is_plain) as ranks:
-        return ranks.wait(timeout_s)
+        return ranks.wait(timeout_seconds)
 
 
 def start(

@@ -124,7 +124,7 @@ def test_a_job_that_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_on
 ) -> None:
     # Twelve minutes of a tenfold clock are 72 s; the warning comes when four of them are left. Three jobs that do not
     # come as far as their run in the 48 s before are left to a person, so a busy machine needs the room.
-    place.init("--time", "12", "--lead", "240")
+    place.init("--time", "12", "--walltime-reserve", "240")
     job = place.submit()
     place.wait_for_requeue(job)
     place.go()

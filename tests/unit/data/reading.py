@@ -24,9 +24,8 @@ def taken(batches: Iterator[Batch] | Loader, count: int | None = None) -> Read:
 
 def world_of(stream: Stream, world: int, state: dict[str, Any] | None = None, **more: Any) -> list[Loader]:  # noqa: ANN401
     """The loaders of all ranks."""
-    loaders = [
-        Loader(stream, rank=rank, world=world, **{"global_batch": 8, "lane": 2, **more}) for rank in range(world)
-    ]
+    sizes = {"global_batch_size": 8, "per_device_batch_size": 2, **more}
+    loaders = [Loader(stream, rank=rank, world_size=world, **sizes) for rank in range(world)]
     for loader in loaders:
         if state is not None:
             loader.load_state_dict(json.loads(json.dumps(state)))

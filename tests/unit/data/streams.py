@@ -51,7 +51,7 @@ def make_stream(root: Path, buckets: Lengths = TWO_BUCKETS, **more: Any) -> Stre
 
 def open_stream(root: Path, **more: Any) -> Stream:  # noqa: ANN401 - as Stream takes it
     """A stream over the corpus as it stands."""
-    return Stream(open_corpus(root), **{"max_length": 32, "overlap": 4, "seed": 5, **more})
+    return Stream(open_corpus(root), **{"max_length": 32, "overlap_size": 4, "seed": 5, **more})
 
 
 def held(root: Path, split: str = "train") -> dict[tuple[str, str, int], list[int]]:

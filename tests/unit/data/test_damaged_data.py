@@ -25,7 +25,7 @@ def _flip(path: Path, at: int = 101) -> None:
 
 def _read_all(root: Path) -> int:
     stream = Stream(open_corpus(root), max_length=32)
-    return sum(len(batch.tokens) for batch in Loader(stream, global_batch=1))
+    return sum(len(batch.tokens) for batch in Loader(stream, global_batch_size=1))
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_ranks_that_open_the_data_together_share_the_reading(data: Path, monkeyp
     stream = open_stream(data, check_reads=False)
     taken: list[str] = []
     ranks = [
-        SequenceDigests(stream.buckets, stream.shards, 32, cache=stream.cache, files=LOCAL, token=token)
+        SequenceDigests(stream.buckets, stream.shards, 32, cache=stream.cache_dir, files=LOCAL, token=token)
         for token in ("a", "b")
     ]
     take = SequenceDigests._take

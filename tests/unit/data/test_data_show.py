@@ -13,7 +13,7 @@ from unbroken.data.stream import Stream
 def test_the_windows_of_all_samples_tell_every_document_whole(tmp_path: Path) -> None:
     shards = {"a": [texts_of(range(1, 90, 4), 1), texts_of([200, 7], 2)], "b": [texts_of([15] * 9, 3)]}
     corpus = open_corpus(write_corpus(tmp_path, shards))
-    stream = Stream(corpus, max_length=32, overlap=4, seed=3)
+    stream = Stream(corpus, max_length=32, overlap_size=4, seed=3)
     results: dict[tuple[str, str, int], dict[int, int]] = {}
     for sample in range(len(stream)):
         found = describe(stream, sample)

@@ -70,7 +70,7 @@ def test_the_names_are_those_that_hugging_face_models_take(tmp_path: Path) -> No
 def test_any_number_of_workers_gives_the_samples_in_order_from_any_start(workers: int, tmp_path: Path) -> None:
     stream = make_stream(tmp_path)
     more = {"multiprocessing_context": "fork"} if workers else {}
-    data = SampleIterable(stream, batch=4, start=5)
+    data = SampleIterable(stream, batch_size=4, start=5)
     batches = list(DataLoader(data, batch_size=4, num_workers=workers, **more))  # type: ignore[arg-type]
     whole = (len(stream) - 5) // 4 * 4
     assert _rows(batches) == _tokens(stream, 5, 5 + whole)
@@ -78,7 +78,9 @@ def test_any_number_of_workers_gives_the_samples_in_order_from_any_start(workers
 
 def test_ranks_share_every_step_and_have_as_many_batches_each(tmp_path: Path) -> None:
     stream = make_stream(tmp_path)
-    ranks = [list(DataLoader(SampleIterable(stream, batch=2, rank=r, world=3), batch_size=2)) for r in range(3)]
+    ranks = [
+        list(DataLoader(SampleIterable(stream, batch_size=2, rank=r, world_size=3), batch_size=2)) for r in range(3)
+    ]
     assert len({len(batches) for batches in ranks}) == 1
     together = [row for step in zip(*ranks, strict=True) for row in _rows(step)]
     assert together == _tokens(stream, 0, len(stream) // 6 * 6)
@@ -87,7 +89,7 @@ def test_ranks_share_every_step_and_have_as_many_batches_each(tmp_path: Path) ->
 @pytest.mark.parametrize(("batch", "start", "rank"), [(0, 0, 0), (1, -1, 0), (1, 0, 1)])
 def test_shares_that_cannot_be_are_refused(batch: int, start: int, rank: int, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no batches"):
-        SampleIterable(make_stream(tmp_path), batch=batch, start=start, rank=rank)
+        SampleIterable(make_stream(tmp_path), batch_size=batch, start=start, rank=rank)
 
 
 # ---- in the hands of real trainers ----
@@ -153,7 +155,7 @@ def test_lightning_trains_with_the_samples_of_the_stream_in_their_order(tmp_path
             max_steps=steps, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
             enable_model_summary=False, default_root_dir=tmp_path,
         )  # fmt: skip
-        loader = DataLoader(SampleIterable(stream, batch=4, start=start), batch_size=4)
+        loader = DataLoader(SampleIterable(stream, batch_size=4, start=start), batch_size=4)
         trainer.fit(module, loader, ckpt_path=str(checkpoint) if checkpoint else None)
         trainer.save_checkpoint(tmp_path / "at.ckpt")
 
@@ -170,4 +172,4 @@ def test_unknown_names_are_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="one of unbroken, huggingface"):
         SampleDataset(stream, names="torch")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="one of unbroken, huggingface"):
-        SampleIterable(stream, batch=2, names="torch")  # type: ignore[arg-type]
+        SampleIterable(stream, batch_size=2, names="torch")  # type: ignore[arg-type]

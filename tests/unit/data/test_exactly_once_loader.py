@@ -31,14 +31,14 @@ def test_the_ranks_accounts_add_up_to_what_the_stream_says(tmp_path: Path) -> No
 
 
 def test_a_step_that_was_only_begun_is_not_in_the_account(tmp_path: Path) -> None:
-    loader = Loader(make_stream(tmp_path), global_batch=8, lane=2)
+    loader = Loader(make_stream(tmp_path), global_batch_size=8, per_device_batch_size=2)
     taken(iter(loader), 7)
     assert loader.served_share() == expected(loader.stream.identities, 0, 8)
     assert loader.state_dict()["served"] == loader.served_share().as_json()
 
 
 def test_an_account_that_is_wrong_once_never_agrees_again(tmp_path: Path) -> None:
-    loader = Loader(make_stream(tmp_path), global_batch=8)
+    loader = Loader(make_stream(tmp_path), global_batch_size=8)
     batches = iter(loader)
     taken(batches, 2)
     # One sample counted that nobody served.
@@ -50,7 +50,7 @@ def test_an_account_that_is_wrong_once_never_agrees_again(tmp_path: Path) -> Non
 
 
 def test_a_check_is_of_the_instant_it_was_requested(tmp_path: Path) -> None:
-    loader = Loader(make_stream(tmp_path), global_batch=8)
+    loader = Loader(make_stream(tmp_path), global_batch_size=8)
     batches = iter(loader)
     taken(batches, 2)
     proof = loader.settle_served(loader.served_share())

@@ -77,7 +77,13 @@ def test_worlds_workers_and_batch_sizes_change_on_the_way_and_each_sample_comes_
     ways = [(1, 8, 2, 0, 3), (3, 8, 2, 0, 5), (2, 12, 3, 2, 3), (4, 4, 1, 0, 7), (1, 6, 6, 1, 3)]
     for world, global_batch, lane, workers, steps in ways:
         loaders = world_of(
-            stream, world, state, global_batch=global_batch, lane=lane, workers=workers, context=_fork(workers)
+            stream,
+            world,
+            state,
+            global_batch_size=global_batch,
+            per_device_batch_size=lane,
+            num_workers=workers,
+            multiprocessing_context=_fork(workers),
         )
         read = read_steps(loaders, steps)
         assert not found.keys() & read.keys()
@@ -96,19 +102,19 @@ def _fork(workers: int) -> str | None:
 @pytest.mark.parametrize("steps", [1, 3, 4])
 def test_batches_that_workers_prefetched_are_made_again(steps: int, tmp_path: Path) -> None:
     stream = make_stream(tmp_path, epochs=3)
-    loader = Loader(stream, global_batch=2, workers=2, prefetch=4, context="fork")
+    loader = Loader(stream, global_batch_size=2, num_workers=2, prefetch_factor=4, multiprocessing_context="fork")
     batches = iter(loader)
     before = taken(batches, steps)
     state = json.loads(json.dumps(loader.state_dict()))
     del batches
-    again = Loader(open_stream(tmp_path, epochs=3), global_batch=2, workers=2, context="fork")
+    again = Loader(open_stream(tmp_path, epochs=3), global_batch_size=2, num_workers=2, multiprocessing_context="fork")
     again.load_state_dict(state)
     after = taken(iter(again), 5)
     assert before | after == dict(enumerate(stream.read(range(2 * (steps + 5))).tokens.tolist()))
 
 
 def test_a_state_taken_between_the_lanes_of_a_step_stands_at_its_start(tmp_path: Path) -> None:
-    loader = Loader(make_stream(tmp_path), global_batch=8, lane=2)
+    loader = Loader(make_stream(tmp_path), global_batch_size=8, per_device_batch_size=2)
     stands = []
     for number, batch in enumerate(loader):
         assert (batch.step, batch.lane, batch.samples) == (number // 4, number % 4, range(2 * number, 2 * number + 2))
@@ -121,7 +127,7 @@ def test_a_state_taken_between_the_lanes_of_a_step_stands_at_its_start(tmp_path:
 
 
 def test_an_iterator_that_was_left_behind_reports_it(tmp_path: Path) -> None:
-    loader = Loader(make_stream(tmp_path), global_batch=4)
+    loader = Loader(make_stream(tmp_path), global_batch_size=4)
     old = iter(loader)
     next(old)
     state = loader.state_dict()
@@ -136,7 +142,7 @@ def test_an_iterator_that_was_left_behind_reports_it(tmp_path: Path) -> None:
 
 def test_a_batch_has_all_that_a_model_takes(tmp_path: Path) -> None:
     stream = make_stream(tmp_path)
-    batch = next(iter(Loader(stream, global_batch=4)))
+    batch = next(iter(Loader(stream, global_batch_size=4)))
     rows = stream.read(range(4))
     for name, array in (("tokens", rows.tokens), ("labels", rows.labels), ("doc_ids", rows.doc_ids)):
         assert batch[name].dtype == (torch.int32 if name == "doc_ids" else torch.int64)
@@ -232,7 +238,7 @@ def test_making_and_iterating_a_loader_draws_from_no_generator_of_the_process(wo
         return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
 
     before = drawn()
-    loader = Loader(stream, global_batch=4, workers=workers, context=_fork(workers))
+    loader = Loader(stream, global_batch_size=4, num_workers=workers, multiprocessing_context=_fork(workers))
     taken(iter(loader), 3)
     loader.load_state_dict(loader.state_dict())
     taken(iter(loader), 3)
@@ -245,7 +251,7 @@ def test_the_first_batch_costs_the_same_wherever_a_run_stands(tmp_path: Path) ->
     looked = []
     for position in (0, 10**3, 10**6, 10**10):
         stream = Counting(open_corpus(tmp_path), max_length=32, epochs=None)
-        loader = Loader(stream, global_batch=8, lane=4)
+        loader = Loader(stream, global_batch_size=8, per_device_batch_size=4)
         loader.load_state_dict({**loader.state_dict(), "position": position})
         next(iter(loader))
         looked.append(stream.looked)
@@ -257,7 +263,7 @@ def test_look_ups_grow_to_a_bounded_number_of_tokens(tmp_path: Path, monkeypatch
     make_corpus(tmp_path, TWO_BUCKETS)
     stream = Counting(open_corpus(tmp_path), max_length=32, epochs=None)
     looked = [0]
-    for _, _ in zip(range(60), Loader(stream, global_batch=2), strict=False):
+    for _, _ in zip(range(60), Loader(stream, global_batch_size=2), strict=False):
         if stream.looked != looked[-1]:
             looked.append(stream.looked)
     assert np.diff(looked).tolist() == [2, 16, *[20] * 6]
@@ -288,7 +294,7 @@ def test_only_whole_steps_are_served_and_the_end_says_which_bucket_is_exhausted(
     [
         {"seed": 6},
         {"max_length": 16},
-        {"overlap": 3},
+        {"overlap_size": 3},
         {"packing": False},
         {"shuffle": False},
         {"phases": TWO_PHASES},
@@ -296,23 +302,23 @@ def test_only_whole_steps_are_served_and_the_end_says_which_bucket_is_exhausted(
     ids=lambda more: next(iter(more)),
 )
 def test_another_stream_is_refused_with_both_values(more: dict[str, Any], tmp_path: Path) -> None:
-    state = Loader(make_stream(tmp_path), global_batch=8).state_dict()
-    loader = Loader(open_stream(tmp_path, **more), global_batch=8)
+    state = Loader(make_stream(tmp_path), global_batch_size=8).state_dict()
+    loader = Loader(open_stream(tmp_path, **more), global_batch_size=8)
     with pytest.raises(StreamDiffers) as refusal:
         loader.load_state_dict(state)
     assert [name for name, _, _ in refusal.value.differences] == list(more)
 
 
 def test_all_differences_are_named_at_once(tmp_path: Path) -> None:
-    state = Loader(make_stream(tmp_path), global_batch=8).state_dict()
+    state = Loader(make_stream(tmp_path), global_batch_size=8).state_dict()
     with pytest.raises(StreamDiffers) as refusal:
-        Loader(open_stream(tmp_path, seed=9, overlap=0, packing=False), global_batch=8).load_state_dict(state)
-    assert refusal.value.differences == (("overlap", "4", "1"), ("seed", "5", "9"), ("packing", "True", "False"))
+        Loader(open_stream(tmp_path, seed=9, overlap_size=0, packing=False), global_batch_size=8).load_state_dict(state)
+    assert refusal.value.differences == (("overlap_size", "4", "1"), ("seed", "5", "9"), ("packing", "True", "False"))
 
 
 @pytest.mark.parametrize("state", [{}, {"position": 3}, {"_index": 3, "_sampler_iter": []}])
 def test_a_state_of_something_else_is_refused(state: dict[str, Any], tmp_path: Path) -> None:
-    loader = Loader(make_stream(tmp_path), global_batch=8)
+    loader = Loader(make_stream(tmp_path), global_batch_size=8)
     with pytest.raises(StreamDiffers, match="state"):
         loader.load_state_dict(state)
     assert loader.position == 0
@@ -322,11 +328,11 @@ MORE = {**TWO_BUCKETS, "web": {**TWO_BUCKETS["web"], "b/0": lengths(30, 70, 9)}}
 
 
 def test_new_shards_are_refused_by_name_until_they_are_accepted(tmp_path: Path) -> None:
-    first = Loader(make_stream(tmp_path, epochs=2), global_batch=8)
+    first = Loader(make_stream(tmp_path, epochs=2), global_batch_size=8)
     served = taken(iter(first), 5)
     state = first.state_dict()
     make_corpus(tmp_path, MORE)
-    loader = Loader(open_stream(tmp_path, epochs=2), global_batch=8)
+    loader = Loader(open_stream(tmp_path, epochs=2), global_batch_size=8)
     with pytest.raises(DataChanged) as refusal:
         loader.load_state_dict(state)
     assert refusal.value.is_growth and [change.name for change in refusal.value.added] == ["b/0"]
@@ -337,7 +343,7 @@ def test_new_shards_are_refused_by_name_until_they_are_accepted(tmp_path: Path) 
     served |= taken(loader)
     assert served == dict(enumerate(loader.stream.read(range(len(served))).tokens.tolist()))
     # The history is in the state: a job after that needs no consent, and reads the same.
-    third = Loader(open_stream(tmp_path, epochs=2), global_batch=8)
+    third = Loader(open_stream(tmp_path, epochs=2), global_batch_size=8)
     third.load_state_dict(loader.state_dict())
     assert third.notices == [] and third.stream.eras == loader.stream.eras
 
@@ -346,12 +352,12 @@ def test_new_shards_are_refused_by_name_until_they_are_accepted(tmp_path: Path) 
     ("steps", "share"), [(0, "none"), (1, "some"), (200, "all")], ids=["before", "in the middle", "after an epoch"]
 )
 def test_a_changed_shard_is_refused_saying_whether_it_was_served(steps: int, share: str, tmp_path: Path) -> None:
-    loader = Loader(make_stream(tmp_path, epochs=None), global_batch=8)
+    loader = Loader(make_stream(tmp_path, epochs=None), global_batch_size=8)
     if steps:
         taken(iter(loader), steps)
     state = loader.state_dict()
     make_corpus(tmp_path, {"code": {**TWO_BUCKETS["code"], "1": lengths(26, 90, 8)}})
-    other = Loader(open_stream(tmp_path, epochs=None), global_batch=8)
+    other = Loader(open_stream(tmp_path, epochs=None), global_batch_size=8)
     other.accept(["data.grow"])
     with pytest.raises(DataChanged) as refusal:
         other.load_state_dict(state)
@@ -362,10 +368,10 @@ def test_a_changed_shard_is_refused_saying_whether_it_was_served(steps: int, sha
 
 
 def test_reading_the_data_once_more_is_a_change_from_here_on_and_is_reported(tmp_path: Path) -> None:
-    first = Loader(make_stream(tmp_path), global_batch=8)
+    first = Loader(make_stream(tmp_path), global_batch_size=8)
     served = taken(first)
     assert first.ended()
-    loader = Loader(open_stream(tmp_path, epochs=2, on_exhausted="renormalise"), global_batch=8)
+    loader = Loader(open_stream(tmp_path, epochs=2, on_exhausted="renormalise"), global_batch_size=8)
     loader.load_state_dict(first.state_dict())
     assert loader.notices == [
         f"epochs 2 from sample {first.position} on, 1 before",
@@ -378,7 +384,12 @@ def test_reading_the_data_once_more_is_a_change_from_here_on_and_is_reported(tmp
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_is_wrong_with_the_data_is_recognized_by_name_whoever_reads_it(workers: int, tmp_path: Path) -> None:
-    loader = Loader(make_stream(tmp_path, check_reads=True), global_batch=4, workers=workers, context=_fork(workers))
+    loader = Loader(
+        make_stream(tmp_path, check_reads=True),
+        global_batch_size=4,
+        num_workers=workers,
+        multiprocessing_context=_fork(workers),
+    )
     path = tmp_path / "train" / "code" / "0.bin"
     path.write_bytes(bytes(path.stat().st_size))
     with pytest.raises(SequenceDamaged) as damage:
@@ -393,26 +404,26 @@ def test_several_ranks_without_a_process_group_are_refused(tmp_path: Path, monke
     stream = make_stream(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(NoProcessGroup):
-        Loader(stream, global_batch=8)
-    assert Loader(stream, global_batch=8, rank=3, world=4).lanes.size == 2
+        Loader(stream, global_batch_size=8)
+    assert Loader(stream, global_batch_size=8, rank=3, world_size=4).lanes.size == 2
 
 
-@pytest.mark.parametrize("more", [{"world": 2}, {"rank": 1}])
+@pytest.mark.parametrize("more", [{"world_size": 2}, {"rank": 1}])
 def test_a_rank_without_a_world_is_refused(more: dict[str, int], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give both rank and world"):
-        Loader(make_stream(tmp_path), global_batch=2, **more)  # type: ignore[arg-type]
+        Loader(make_stream(tmp_path), global_batch_size=2, **more)  # type: ignore[arg-type]
 
 
 def test_the_order_in_which_a_mix_is_written_decides_nothing(tmp_path: Path) -> None:
     mix = (("web", Fraction(2, 3)), ("code", Fraction(1, 3)))
-    loader = Loader(make_stream(tmp_path, phases=[Phase(9, mix)]), global_batch=2)
-    again = Loader(open_stream(tmp_path, phases=[Phase(9, mix[::-1])]), global_batch=2)
+    loader = Loader(make_stream(tmp_path, phases=[Phase(9, mix)]), global_batch_size=2)
+    again = Loader(open_stream(tmp_path, phases=[Phase(9, mix[::-1])]), global_batch_size=2)
     again.load_state_dict(loader.state_dict())
     assert [batch.tokens.tolist() for batch in again] == [batch.tokens.tolist() for batch in loader]
 
 
 def test_the_proof_of_an_account_opens_nothing_and_shares_nothing(tmp_path: Path) -> None:
-    loader = Loader(make_stream(tmp_path, check_reads=True), global_batch=2)
+    loader = Loader(make_stream(tmp_path, check_reads=True), global_batch_size=2)
     shutil.rmtree(tmp_path / ".unbroken")
     served = iter(loader)
     next(served)
@@ -433,7 +444,7 @@ def test_the_maps_of_many_buckets_stay_within_one_bound(tmp_path: Path, monkeypa
     assert maps == [2, 2, 2]
 
 
-@pytest.mark.parametrize("wrong", [{"workers": -1}, {"prefetch": 0}])
+@pytest.mark.parametrize("wrong", [{"num_workers": -1}, {"prefetch_factor": 0}])
 def test_workers_that_cannot_be_are_refused_at_once(tmp_path: Path, wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="workers must be at least 0 and prefetch at least 1"):
-        Loader(make_stream(tmp_path), global_batch=4, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_workers must be at least 0 and prefetch_factor at least 1"):
+        Loader(make_stream(tmp_path), global_batch_size=4, **wrong)  # type: ignore[arg-type]

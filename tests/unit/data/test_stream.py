@@ -39,7 +39,7 @@ def _same(one: Rows, other: Rows) -> bool:
 def test_the_fresh_tokens_of_one_epoch_are_the_corpus(
     max_length: int, overlap: int, packing: bool, tmp_path: Path
 ) -> None:
-    stream = make_stream(tmp_path, max_length=max_length, overlap=overlap, packing=packing)
+    stream = make_stream(tmp_path, max_length=max_length, overlap_size=overlap, packing=packing)
     rows, seen = _all(stream), Counter[tuple[str, str, int, int]]()
     whole = held(tmp_path)
     for sample in range(len(stream)):
@@ -59,7 +59,7 @@ def test_the_fresh_tokens_of_one_epoch_are_the_corpus(
 @pytest.mark.promise("G15")
 @pytest.mark.parametrize("overlap", [4, 1, 0])
 def test_every_token_that_follows_another_is_learned_once(overlap: int, tmp_path: Path) -> None:
-    rows = _all(make_stream(tmp_path, overlap=overlap))
+    rows = _all(make_stream(tmp_path, overlap_size=overlap))
     documents = held(tmp_path).values()
     learned = rows.labels[rows.labels != IGNORED]
     assert learned.size == sum(len(document) - 1 for document in documents)
@@ -143,7 +143,7 @@ def test_shards_that_join_later_leave_every_sample_before_as_it_was_and_come_onc
     grown = open_stream(tmp_path, eras=[known, Era(joined_at, new)])
     rows = _all(grown).tokens.tolist()
     assert rows[:joined_at] == old[:joined_at] and rows[joined_at : len(old)] != old[joined_at:]
-    alone = Stream(open_corpus(tmp_path), max_length=32, overlap=4, seed=5, eras=[known, Era(len(old), new)])
+    alone = Stream(open_corpus(tmp_path), max_length=32, overlap_size=4, seed=5, eras=[known, Era(len(old), new)])
     assert sorted(rows) == sorted(_all(alone).tokens.tolist()) and _all(alone).tokens.tolist()[: len(old)] == old
 
 
@@ -224,7 +224,7 @@ def test_kept_digests_that_do_not_prove_themselves_are_taken_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = make_stream(tmp_path, check_reads=True)
-    kept = sorted((stream.cache / "reads").iterdir())
+    kept = sorted((stream.cache_dir / "reads").iterdir())
     assert kept
     for path in kept:
         path.write_bytes(path.read_bytes()[:-3])
@@ -234,12 +234,12 @@ def test_kept_digests_that_do_not_prove_themselves_are_taken_again(
 
 def test_what_a_killed_process_left_of_the_digests_is_removed(tmp_path: Path) -> None:
     stream = make_stream(tmp_path, check_reads=True)
-    kept = sorted((stream.cache / "reads").iterdir())
+    kept = sorted((stream.cache_dir / "reads").iterdir())
     left = kept[0].with_name(f".{kept[0].name}-0123")
     left.write_bytes(b"half")
     kept[0].unlink()
     open_stream(tmp_path, check_reads=True)
-    assert sorted((stream.cache / "reads").iterdir()) == kept
+    assert sorted((stream.cache_dir / "reads").iterdir()) == kept
 
 
 @pytest.mark.parametrize("wrong", [{"epochs": 0}, {"epochs": -1}, {"on_exhausted": "stop"}, {"max_length": 1 << 40}])
@@ -255,4 +255,4 @@ def test_a_seed_is_a_number_and_a_cache_may_be_text(tmp_path: Path) -> None:
     corpus = open_corpus(tmp_path)
     with pytest.raises(TypeError, match="seed must be a whole number"):
         Stream(corpus, max_length=16, seed="a")  # type: ignore[arg-type]
-    assert Stream(corpus, max_length=16, cache=str(tmp_path / "plans")).cache == tmp_path / "plans"
+    assert Stream(corpus, max_length=16, cache_dir=str(tmp_path / "plans")).cache_dir == tmp_path / "plans"

@@ -98,7 +98,11 @@ def test_any_number_of_workers_and_any_engine_make_the_same_files(
     tokenize(asked)
     expected = tree(text / "data/train")
     assert len(expected) > 20
-    for output, changes in {"one": {"workers": 1}, "three": {"workers": 3}, "slow": {"accelerate": False}}.items():
+    for output, changes in {
+        "one": {"num_workers": 1},
+        "three": {"num_workers": 3},
+        "slow": {"accelerate": False},
+    }.items():
         tokenize(replace(asked, output_dir=text / output, **changes))  # type: ignore[arg-type]
         assert tree(text / output) == expected, output
 
@@ -180,7 +184,7 @@ def test_short_and_empty_documents_are_left_out_and_counted(tmp_path: Path) -> N
 def test_bad_documents_are_named_together_and_nothing_of_them_is_published(text: Path, workers: int) -> None:
     (text / "text" / "web" / "b.jsonl").write_bytes(lines(DOCUMENTS[15:17]) + b"oops\n" + b'{"txt": 1}\n' * 30)
     with pytest.raises(BadDocuments) as refusal:
-        tokenize(request(text, workers=workers))
+        tokenize(request(text, num_workers=workers))
     problems = list(refusal.value.details())
     assert len(problems) == 20 and refusal.value.is_more
     assert problems[0].startswith("web/b.jsonl:3: ") and problems[1].startswith("web/b.jsonl:4: ")
@@ -188,7 +192,7 @@ def test_bad_documents_are_named_together_and_nothing_of_them_is_published(text:
     with pytest.raises(TokenizationUnfinished) as unfinished:
         open_corpus(text / "data")
     assert unfinished.value.command == request(text).command()
-    report = tokenize(request(text, workers=workers, skip_bad=True))
+    report = tokenize(request(text, num_workers=workers, skip_bad=True))
     assert report.totals.skipped == {"no-text": 30, "not-json": 1}
     assert texts_of(text / "data/train/web") == [*DOCUMENTS[15:17], *DOCUMENTS[30:]]
 
@@ -395,5 +399,5 @@ def test_progress_counts_every_byte_that_is_read(text: Path) -> None:
         totals.append(total_bytes)
         yield results.append
 
-    tokenize(request(text, workers=2), progress=progress)
+    tokenize(request(text, num_workers=2), progress=progress)
     assert sum(results) == totals[0] == sum(path.stat().st_size for path in (text / "text").rglob("*.jsonl"))

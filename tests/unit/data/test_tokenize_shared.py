@@ -55,7 +55,7 @@ def test_another_process_with_other_options_or_other_text_is_refused_while_the_f
             tokenize(request(text, options=TokenizeOptions(shard_tokens=99)))
         (text / "text" / "a.jsonl").write_bytes(lines(["repaired"]))
         with pytest.raises(TokenizeBusy):
-            tokenize(request(text, patience_s=0.0))
+            tokenize(request(text, patience_seconds=0.0))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -70,7 +70,7 @@ def test_a_worker_refuses_a_tokenizer_that_is_not_the_plan_s(
     asked: TokenizeRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, other = (train_tokenizer(asked.input_dir, tmp_path / f"{n}.json", vocab_size=n).path for n in (300, 310))
-    asked = TokenizeRequest(asked.input_dir, asked.output_dir, str(own), workers=1, accelerate=False)
+    asked = TokenizeRequest(asked.input_dir, asked.output_dir, str(own), num_workers=1, accelerate=False)
     work = _begin(asked, monkeypatch)
     plan = work.plan()
     assert plan is not None
@@ -104,4 +104,4 @@ def test_a_system_that_refuses_another_process_ends_the_wait(
 
     monkeypatch.setattr(subprocess, "Popen", refused)
     with pytest.raises(BlockingIOError):
-        tokenize(TokenizeRequest(asked.input_dir, asked.output_dir, "bytes", workers=1))
+        tokenize(TokenizeRequest(asked.input_dir, asked.output_dir, "bytes", num_workers=1))

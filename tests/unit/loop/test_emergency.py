@@ -143,7 +143,7 @@ def test_a_copy_that_was_refused_is_never_called_one_and_the_dump_counts_all_the
     job(tmp_path, 9, dump_at=5, lost_at=7, persistent_dir=str(shared))
     (pointer,) = read_pointers(tmp_path / "run")
     assert pointer.copy is None
-    assert facts(tmp_path, "emergency-mirror") == []
+    assert facts(tmp_path, "emergency-copy") == []
     (failed,) = facts(tmp_path, "emergency-failed")
     assert (failed["what"], failed["error"]) == ("copy", "storage-failed")
     assert job(tmp_path, 9) == 5

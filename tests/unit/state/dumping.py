@@ -12,7 +12,7 @@ from unbroken.state.dump import Dumped, DumpOwner, dump
 from unbroken.state.items import Item, make_items
 from unbroken.state.rng import capture_rng
 from unbroken.store.directory import Store
-from unbroken.store.dump_copies import mirror
+from unbroken.store.dump_copies import copy_dump
 from unbroken.store.dumps import Area, DumpChoice, Pointer, choose_dumps, look, point, read_pointers
 from unbroken.world import World
 
@@ -79,7 +79,7 @@ def dump_and_tell(files: Files, step: int) -> Pointer:
     pointer = Pointer(0, 1, step, JOB, HOST, str(dumped.store.path(dumped.name)))
     point(RUN, pointer, files)
     target = AREA.store(AREA.persistent, 0, files)
-    copied = Pointer(**{**vars(pointer), "copy": str(target.path(mirror(dumped.store, dumped.name, target)))})
+    copied = Pointer(**{**vars(pointer), "copy": str(target.path(copy_dump(dumped.store, dumped.name, target)))})
     point(RUN, copied, files)
     return copied
 

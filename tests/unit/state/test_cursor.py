@@ -315,13 +315,25 @@ def test_a_loader_of_the_other_kind_is_refused_by_name_before_anything_is_loaded
 
 def test_a_loader_that_stands_elsewhere_on_each_rank_does_not_follow_one_of_one_position(tmp_path: Path) -> None:
     stream = make_stream(tmp_path / "data")
-    job(tmp_path / "run", 2, body=lambda run, step: next(run.data), data=Positioned(stream, global_batch=2), **tiny())
+    job(
+        tmp_path / "run",
+        2,
+        body=lambda run, step: next(run.data),
+        data=Positioned(stream, global_batch_size=2),
+        **tiny(),
+    )
     with pytest.raises(StateDiffers) as refused:
         job(tmp_path / "run", 4, body=lambda run, step: next(run.data), data=Telling(), **tiny(1))
     [complaint] = refused.value.changed
     assert "has one position for all ranks; the Telling here does not" in complaint
     job(tmp_path / "fresh", 1, data=own_generator(), **tiny())
-    job(tmp_path / "fresh", 2, body=lambda run, step: next(run.data), data=Positioned(stream, global_batch=2), **tiny())
+    job(
+        tmp_path / "fresh",
+        2,
+        body=lambda run, step: next(run.data),
+        data=Positioned(stream, global_batch_size=2),
+        **tiny(),
+    )
 
 
 def test_a_loader_of_the_other_kind_may_begin_where_nothing_was_served_yet(tmp_path: Path) -> None:

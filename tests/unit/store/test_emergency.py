@@ -8,7 +8,7 @@ import pytest
 from tests.unit.state.dumping import AREA, HOST, JOB, RUN, choice, dump_and_tell, dump_step
 from unbroken.errors import RecordDamaged
 from unbroken.files import LOCAL, Files
-from unbroken.store.dump_copies import mirror, sweep_dumps
+from unbroken.store.dump_copies import copy_dump, sweep_dumps
 from unbroken.store.dumps import (
     Area,
     Dump,
@@ -181,5 +181,5 @@ def test_a_copy_is_the_original_byte_for_byte() -> None:
     files = Files(MemoryDisk([Path("/scratch"), Path("/shared")]))
     made = dump_step(files, 5)
     target = AREA.store(Path("/shared"), 0, files)
-    name = mirror(made.store, made.name, target)
+    name = copy_dump(made.store, made.name, target)
     assert target.read_manifest(name) == made.manifest

@@ -67,6 +67,7 @@ def test_what_has_no_old_schema_is_left_as_it_is(value: object) -> None:
 
 def test_an_event_of_a_kind_that_is_not_known_is_left_as_it_is() -> None:
     assert updated_event("mine", {"world": 1}) == ("mine", {"world": 1})
+    assert updated_event("emergency-mirror", {"path": "/s"}) == ("emergency-copy", {"path": "/s"})
     # A damaged line may have both: today's counts.
     assert updated_event("job-end", {"verdict": "look", "class": "again"}) == ("job-end", {"class": "again"})
 

@@ -39,7 +39,7 @@ def tokenize_with(
 
     Args:
         executor: where the tasks run.
-        request: what to tokenize; its ``workers`` are not used.
+        request: what to tokenize; its ``num_workers`` is not used.
         in_flight: the most tasks at a time.
         progress: as for ``tokenize``.
         say: as for ``tokenize``.

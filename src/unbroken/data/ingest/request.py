@@ -30,11 +30,16 @@ class TokenizeRequest:
     """What to tokenize, where to, and how.
 
     Attributes:
-        workers: number of processes; 0: in this process.
+        input_dir: folder of text files, with all its subfolders.
+        output_dir: folder for the shards; created if missing.
+        tokenizer: a ``tokenizer.json``, a folder with one, a name on the Hugging Face Hub, or ``bytes``.
+        options: what decides the bytes of the shards.
+        eod_token: token that ends a document; by default detected from the tokenizer.
+        num_workers: number of processes; 0: in this process.
         accelerate: use a faster engine if there is one.
         skip_bad: skip and count documents that cannot be read, instead of failing.
         add: tokenize files that were added after the shards were finished.
-        patience_s: how long to wait for another process that tokenizes into the same folder.
+        patience_seconds: how long to wait for another process that tokenizes into the same folder.
     """
 
     input_dir: Path
@@ -42,11 +47,11 @@ class TokenizeRequest:
     tokenizer: str
     options: TokenizeOptions = _DEFAULTS
     eod_token: str | None = None
-    workers: int = 0
+    num_workers: int = 0
     accelerate: bool = True
     skip_bad: bool = False
     add: bool = False
-    patience_s: float = PATIENCE_S
+    patience_seconds: float = PATIENCE_S
 
     def command(self) -> str:
         """The command line for the same shards."""

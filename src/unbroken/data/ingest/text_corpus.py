@@ -21,10 +21,10 @@ def open_text_corpus(
     path: Path | str,
     split: str,
     tokenizer: str,
-    cache: Path | str,
+    cache_dir: Path | str,
     *,
     text_field: str = "text",
-    workers: int = 0,
+    num_workers: int = 0,
     accelerate: bool = True,
 ) -> Corpus:
     """The documents under ``path/split`` as a corpus; several processes may open the same one at once.
@@ -36,7 +36,7 @@ def open_text_corpus(
         UsageError: the tokenizer cannot be used.
         StorageFailed: an I/O error.
     """
-    path, cache = Path(path), Path(cache)
+    path, cache_dir = Path(path), Path(cache_dir)
     folder = path / split
     identity = load_encoder(find_tokenizer(tokenizer)).identity
     options = TokenizeOptions(text_field=text_field)
@@ -45,16 +45,16 @@ def open_text_corpus(
         f"{source.name} {source.size_bytes} {digest_file((folder / source.name).resolve()).whole}\n"
         for source in find_sources(folder).sources
     ]
-    home = cache / "text" / digest_of([row.encode() for row in rows]).whole
+    home = cache_dir / "text" / digest_of([row.encode() for row in rows]).whole
     tokenize(
         TokenizeRequest(
             input_dir=folder,
             output_dir=home / split,
             tokenizer=tokenizer,
             options=options,
-            workers=workers,
+            num_workers=num_workers,
             accelerate=accelerate,
-            patience_s=_PATIENCE_S,
+            patience_seconds=_PATIENCE_S,
         )
     )
     return open_corpus(home, split)

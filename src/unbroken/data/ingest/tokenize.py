@@ -49,6 +49,10 @@ class TokenizeReport:
     """The result of a tokenization: totals of the shards, and what this call did.
 
     Attributes:
+        totals: documents, tokens, shards and bytes of the whole folder.
+        unknown: files in the input folder that no format claims.
+        engine: the tokenizer engine that was used.
+        new_tokens: tokens that this call added.
         new_units: units that this process did.
         other_units: units that other processes did meanwhile.
         kept_units: units that were done before.
@@ -359,7 +363,7 @@ def _require_up_to_date(part: _Part) -> None:
     asked, plan = part.asked, part.plan
     new = recut(plan, asked.found.sources, asked.work.finished())
     if new != plan:
-        if part.claims.others_alive(asked.request.patience_s):
+        if part.claims.others_alive(asked.request.patience_seconds):
             raise TokenizeBusy(output=asked.request.output_dir)
         part.change_plan(new)
 
@@ -414,9 +418,9 @@ def _require_tokens(asked: _Resolved, records: Sequence[UnitRecord]) -> None:
 
 
 def _pool_of(request: TokenizeRequest) -> NewPool | None:
-    if not request.workers:
+    if not request.num_workers:
         return None
-    return lambda settings: WorkerPool(settings.as_json(), count=request.workers, command=request.command())
+    return lambda settings: WorkerPool(settings.as_json(), count=request.num_workers, command=request.command())
 
 
 def _engine_words(asked: _Resolved, tally: _Tally) -> str:

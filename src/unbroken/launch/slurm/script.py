@@ -233,7 +233,7 @@ def _with_index(word: str) -> str:
 
 
 def learned_runs(text: str) -> list[Path]:
-    """The runs from which the lead time is learned; none if --lead was given."""
+    """The runs from which the lead time is learned; none if --walltime-reserve was given."""
     return [Path(line.removeprefix(LEARNS_FROM)) for line in text.splitlines() if line.startswith(LEARNS_FROM)]
 
 
@@ -273,7 +273,7 @@ def further_options(words: Sequence[str]) -> tuple[tuple[str, str], ...]:
             complaint = f"--sbatch needs KEY=VALUE, such as qos=long, not '{word}'"
             raise BadUsage(command=COMMAND, complaint=complaint)
         if key == "signal":
-            complaint = "--sbatch signal would replace the signal that makes the job save; use --lead S"
+            complaint = "--sbatch signal would replace the signal that makes the job save; use --walltime-reserve"
             raise BadUsage(command=COMMAND, complaint=complaint)
         pairs.append((key, value))
     return tuple(pairs)

@@ -43,7 +43,7 @@ def require_lead(lead: int, limit_s: float | None, *, command: str) -> None:
         complaint = (
             f"a job of {amounts.duration(limit_s)} cannot save {amounts.duration(lead)} before its walltime limit"
         )
-        raise BadUsage(command=command, complaint=f"{complaint}; increase --time or reduce --lead")
+        raise BadUsage(command=command, complaint=f"{complaint}; increase --time or reduce --walltime-reserve")
 
 
 def _of_run(run: Path, limit_s: float | None) -> int:

@@ -54,8 +54,8 @@ def alike(job: Job) -> Any:  # noqa: ANN401
 
 
 def streamed(job: Job) -> Any:  # noqa: ANN401
-    stream = Stream(open_corpus(job.folder), max_length=32, overlap=4, seed=5, epochs=None)
-    return Loader(stream, global_batch=GLOBAL_BATCH, lane=job.batch)
+    stream = Stream(open_corpus(job.folder), max_length=32, overlap_size=4, seed=5, epochs=None)
+    return Loader(stream, global_batch_size=GLOBAL_BATCH, per_device_batch_size=job.batch)
 
 
 _SEEDED_APART = "the same, replayed, after another `manual_seed` on each rank"

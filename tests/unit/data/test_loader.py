@@ -161,7 +161,7 @@ def test_batches_made_together_are_those_made_one_by_one(tmp_path: Path, monkeyp
     stream, made = make_stream(tmp_path, epochs=3), {}
     for most in (1, 4):
         monkeypatch.setattr(loader, "_MOST_AHEAD", most)
-        served = Loader(stream, global_batch=6, lane=2, rank=1, world=2)
+        served = Loader(stream, global_batch_size=6, per_device_batch_size=2, rank=1, world_size=2)
         made[most] = [
             [each.tolist() for each in (batch.tokens, batch.labels, batch.doc_ids)]
             + [batch.step, batch.lane, batch.samples, served.position, served.served_share()]
@@ -174,9 +174,9 @@ def test_batches_made_together_are_those_made_one_by_one(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("steps", range(6))
 def test_a_run_resumes_between_batches_that_were_made_together(steps: int, tmp_path: Path) -> None:
     stream = make_stream(tmp_path)
-    first = Loader(stream, global_batch=2)
+    first = Loader(stream, global_batch_size=2)
     before = taken(iter(first), steps) if steps else {}
-    again = Loader(open_stream(tmp_path), global_batch=2)
+    again = Loader(open_stream(tmp_path), global_batch_size=2)
     again.load_state_dict(json.loads(json.dumps(first.state_dict())))
     after = taken(iter(again), 7)
     assert [*before, *after] == list(range(2 * (steps + 7)))
@@ -199,7 +199,7 @@ def test_a_damaged_sample_is_reported_at_its_own_batch_and_those_before_it_are_s
         file.seek(at)
         file.write(bytes([found[0] ^ 1]))
     # The first batch is made alone, the next four together: the third of those is sample 3.
-    served = Loader(stream, global_batch=1)
+    served = Loader(stream, global_batch_size=1)
     batches = iter(served)
     assert [next(batches).samples.start for _ in range(damaged)] == list(range(damaged))
     with pytest.raises(SequenceDamaged) as damage:
@@ -221,10 +221,10 @@ def test_a_batch_keeps_no_more_memory_than_that_of_a_few(tmp_path: Path, monkeyp
     stream = Counted(open_corpus(tmp_path), max_length=32)
     for size, read_first in ((1, [1, 4, 4]), (2, [2, 4, 4]), (3, [3, 3, 3]), (6, [6, 6, 6])):
         read.clear()
-        taken(iter(Loader(stream, global_batch=size)), 9)
+        taken(iter(Loader(stream, global_batch_size=size)), 9)
         assert read[:3] == read_first
         # Its own storage, not that of all: a batch that is saved is saved alone.
-        assert next(iter(Loader(stream, global_batch=size))).tokens.untyped_storage().nbytes() == 8 * 32 * size
+        assert next(iter(Loader(stream, global_batch_size=size))).tokens.untyped_storage().nbytes() == 8 * 32 * size
 
 
 # ---- what it leaves alone ----

@@ -1,4 +1,4 @@
-"""The seam between the house and the machine's storage.
+"""The seam between this package and the machine's storage.
 
 ``Disk`` has one method for each thing the operating system can be asked to do, so that tests can count, fail,
 shorten or kill every one of them, and a model in memory can stand in for the machine. ``LocalDisk`` asks the machine.

@@ -1,7 +1,7 @@
 """The only place that writes, syncs, renames or removes files.
 
-``Files`` builds on a ``Disk`` the few moves the rest of the house needs (write a new file durably, publish by rename,
-swap a link, remove a tree) and promises their order of syncs. Nothing here knows what a checkpoint is.
+``Files`` builds on a ``Disk`` the few operations that the rest of the package needs (write a new file durably, publish
+by rename, swap a link, remove a tree) and promises their order of syncs. Nothing here knows what a checkpoint is.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What the exact self-test found for the devices of this process: looked up, or run once, by ``exact.pin``.
+"""The result of the exact self-test for the devices of this process: looked up, or run once, by ``exact.pin``.
 
 The test runs in a process of its own, and its result is kept per torch build and device. On each node the process with
 local rank 0 runs it; the others look up the result, so that none waits for another.

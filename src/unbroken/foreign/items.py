@@ -1,4 +1,4 @@
-"""What another tool's files hold, sorted into items by name: weights, optimizers, objects, counters.
+"""Sorts the contents of another tool's files into items by name: weights, optimizers, objects, counters.
 
 An optimizer of torch numbers its parameters. Where the file has their names, they are used; else the numbers stay, and
 are matched to the parameters of the live optimizer, in its order, when the checkpoint is loaded.

@@ -1,4 +1,4 @@
-"""What a loop changes before the batches of an epoch, when a resume continues inside that epoch.
+"""Restores what a loop changes before the batches of an epoch, when a resume continues inside that epoch.
 
 The checkpoint was saved behind it, and the loop does it once more: a scheduler that steps at the start of each epoch
 would be one step ahead. So the state of the checkpoint is put back where the loop is as far as the checkpoint.

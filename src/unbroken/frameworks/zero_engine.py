@@ -1,4 +1,4 @@
-"""What a DeepSpeed engine says of itself, read without importing ``deepspeed``."""
+"""Reads ZeRO stage, micro-steps and world of a DeepSpeed engine without importing ``deepspeed``."""
 
 from typing import Any, Final
 

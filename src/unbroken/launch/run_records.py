@@ -1,4 +1,4 @@
-"""What a launcher reads from the records of a run: last job number, outcome, stop reason, resumable step.
+"""The records of a run as a launcher reads them: last job number, outcome, stop reason, resumable step.
 
 On nodes without rank 0 the job writes no outcome file, so the durable outcome in the run directory counts. If storage
 cannot be read, all functions return None and the launcher decides by exit codes alone.

@@ -1,4 +1,4 @@
-"""What happens at the edge of a step, where the state is whole, on one rank.
+"""The edge of a step on one rank, where the state is whole: votes, saves, stops.
 
 ``StepEdges.edge`` is called after each step: metrics are read, the ranks agree on what is due, and a save or a stop is
 carried out, or waits for an optimizer step. ``Job`` adds how a job enters and leaves its loop.

@@ -1,4 +1,4 @@
-"""What a job journals and logs when it starts: where it resumes from, what it skipped, its walltime limit."""
+"""Journals and logs the start of a job: where it resumes from, what it skipped, its walltime limit."""
 
 import time
 from collections.abc import Collection, Iterable, Sequence

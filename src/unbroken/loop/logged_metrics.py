@@ -1,4 +1,4 @@
-"""What a loop logs, read from the device as rarely as possible.
+"""The metrics that a loop logs, read from the device as rarely as possible.
 
 A logged tensor stays where it is until it is needed: reading each loss at once would make every step wait for the
 device. Values that are read are exact, bit for bit, as Python floats.

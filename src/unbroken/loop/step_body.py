@@ -1,4 +1,4 @@
-"""What the body of one step has done since the last edge.
+"""Records what the body of a step has done since the last edge.
 
 A loop may be left in the middle of a body, and a body may end without an optimizer step. Both decide what can be saved:
 a body that made its optimizer steps is a completed step; one that made none leaves the state of the last edge, if what

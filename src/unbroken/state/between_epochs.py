@@ -1,4 +1,4 @@
-"""What a replayed loader's objects remember from epoch to epoch: an epoch they count, a list they shuffle in place.
+"""State that objects of a replayed loader keep from epoch to epoch: an epoch they count, a list they shuffle in place.
 
 A sampler that counts its epochs by itself, or that shuffles the order of the epoch before, draws another order in a new
 process than it did here. So the plain values of what the script wrote, its samplers, its dataset and a loader of its

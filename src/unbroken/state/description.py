@@ -1,4 +1,4 @@
-"""What all ranks have written, described twice by rank 0, and when it has to be described again.
+"""Rank 0 describes what all ranks have written, for this package and for stock DCP; reused while nothing changes.
 
 The index in JSON (``index.py``) is all that we ever read; ``.metadata`` is what stock readers of distributed
 checkpoints expect. A job of 512 ranks with 10,000 sharded tensors has five million pieces, which take rank 0 more than

@@ -1,4 +1,4 @@
-"""What can be passed to a run, and how the state of each kind is taken and loaded.
+"""The kinds of objects that can be passed to a run, and how the state of each is taken and loaded.
 
 A module's state is its ``state_dict`` under clean names; an optimizer's is keyed by the names of its parameters, not
 their numbers, so that it can be resharded and regrouped; everything else speaks for itself through ``state_dict`` and

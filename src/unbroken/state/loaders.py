@@ -1,4 +1,4 @@
-"""What a loader draws from, and what makes a resume draw the same.
+"""Sources of randomness of a loader, and how a resume makes it draw the same numbers.
 
 A loader of torch is replayed from the start of its epoch: its iterator, its workers and their RNGs are recreated from
 the same seeds, so that every batch comes again as it was. For that the workers must be new in every epoch. torchdata's

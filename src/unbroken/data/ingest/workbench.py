@@ -1,4 +1,4 @@
-"""What a process needs to do units of a plan that another process has read: opened once, used for many units."""
+"""Tokenizer, readers and writers of a worker process: opened once, used for many units of a plan."""
 
 import socket
 from collections.abc import Callable, Mapping

@@ -51,6 +51,16 @@ def storage_errors(operation: str, path: Path) -> Iterator[None]:
         raise StorageFailed(operation=operation, path=path, cause=cause) from refusal
 
 
+@contextlib.contextmanager
+def temporary_directory(prefix: str) -> Iterator[Path]:
+    """A directory in the folder for temporary files, removed at the end with all that is in it."""
+    # Only here: most commands would load it, and what it imports, for nothing.
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix=prefix) as directory:
+        yield Path(directory)
+
+
 @dataclass(frozen=True)
 class Source:
     """A file open for reading."""

@@ -5,13 +5,11 @@ the same checks. Nothing else is written.
 """
 
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from unbroken.errors import UnbrokenError
-from unbroken.files import LOCAL
+from unbroken.files import LOCAL, temporary_directory
 from unbroken.foreign.staged import NOT_OURS, foreign_at, is_sealed_foreign, stage
 from unbroken.records.run_references import resolve_checkpoint
 from unbroken.state.items import Item
@@ -73,8 +71,8 @@ def _resolve(reference: str | os.PathLike[str]) -> CheckpointSource | Foreign:
 
 
 def _load_foreign(source: Foreign, wanted: Sequence[Item], accept: Sequence[str]) -> Loaded:
-    with tempfile.TemporaryDirectory(prefix="unbroken-load-") as folder:
-        staged = stage(source, Store(Path(folder)), wanted, only=[item.name for item in wanted])
+    with temporary_directory("unbroken-load-") as folder:
+        staged = stage(source, Store(folder), wanted, only=[item.name for item in wanted])
         where = CheckpointSource(staged.store, staged.name, staged.manifest)
         try:
             found = load_items(where, wanted, accept=accept)

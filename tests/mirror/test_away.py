@@ -4,19 +4,32 @@ import json
 import logging
 import shutil
 import socket
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Tool
-from tests.mirror.made import client_of, run_at, saved
+from tests.mirror.made import client_of, opened, run_at, saved, uploaded
+from tests.patience import PATIENCE_S
 from tests.unit.state.tiny import job, quietly, tiny
 from unbroken import Run
-from unbroken.errors import MirrorMissing, MirrorTaken
-from unbroken.mirror.background import pending
+from unbroken.errors import MirrorMissing, MirrorTaken, UnbrokenError
+from unbroken.mirror.background import Mirroring, pending
 from unbroken.mirror.remote import store_at
-from unbroken.store.mirrored import read_run_id
+from unbroken.mirror.transfer import Limits
+from unbroken.store.keep import LastK
+from unbroken.store.mirrored import Upload, read_run_id
 from unbroken.store.scan import scan
+from unbroken.store.sweep import settle
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
 
 
 @pytest.mark.promise("C4", "M9")
@@ -36,6 +49,62 @@ def test_a_mirror_that_was_moved_away_is_not_made_anew_and_nothing_is_swept_that
     (disk / "moved").rename(disk / "a")
     job(run, 10, quietly(mirror=mirror), **tiny())
     assert not pending(run_at(run), mirror)
+
+
+@pytest.mark.promise("C4", "M9")
+@pytest.mark.parametrize("how", ["moved", "emptied", "not named"])
+def test_a_job_does_not_sweep_what_only_a_mirror_that_it_has_not_seen_is_recorded_to_hold(
+    tmp_path: Path, how: str
+) -> None:
+    run, mirror = tmp_path / "a", f"file://{tmp_path}/m"
+    job(run, 4, quietly(mirror=mirror), **tiny())
+    before = set(scan(run_at(run)).committed)
+    assert len(before) > 1 and not pending(run_at(run), mirror)
+    (tmp_path / "m").rename(tmp_path / "moved")
+    if how == "emptied":
+        (tmp_path / "m").mkdir()
+    named = None if how == "not named" else mirror
+    job(run, 8, quietly(mirror=named, keep_last_k=1, mirror_wait_seconds=0), **tiny())
+    assert before <= set(scan(run_at(run)).committed)
+    shutil.rmtree(tmp_path / "m", ignore_errors=True)
+    (tmp_path / "moved").rename(tmp_path / "m")
+    job(run, 10, quietly(mirror=mirror, keep_last_k=1), **tiny())
+    assert scan(run_at(run)).committed == ("final",)
+    assert before <= set(scan(store_at(client_of(run_at(run), mirror))).committed)
+
+
+@pytest.mark.promise("C4", "M9")
+def test_a_job_whose_mirror_is_moved_away_does_not_sweep_what_is_there_until_it_was_compared_again(
+    tmp_path: Path,
+) -> None:
+    run, there, moved = tmp_path / "a", tmp_path / "m", tmp_path / "moved"
+    store, refusals = run_at(run), list[UnbrokenError]()
+    names = [saved(store, step) for step in (10, 20)]
+    mirror = opened(store, f"file://{there}")
+    for name in names:
+        uploaded(store, name, mirror)
+
+    class Hears:
+        def mirrored(self, upload: Upload, seconds: float) -> None:
+            raise AssertionError(upload)
+
+        def refused(self, mirror: str, name: str, error: UnbrokenError) -> None:
+            refusals.append(error)
+
+    there.rename(moved)
+    mirroring = Mirroring(store, [mirror], Limits(), Hears(), job="m")
+    mirroring.start()
+    try:
+        wait_until(lambda: bool(refusals))
+        assert mirroring.missing() == {mirror.url}
+        settle(store, names[-1], (LastK(1),), job="m", is_live=lambda draft: False, away=mirroring.missing())
+        assert set(scan(store).committed) == set(names)
+        moved.rename(there)
+        wait_until(lambda: not mirroring.missing())
+    finally:
+        mirroring.close()
+    settle(store, names[-1], (LastK(1),), job="m", is_live=lambda draft: False, away=mirroring.missing())
+    assert scan(store).committed == (names[-1],)
 
 
 @pytest.mark.promise("M9")

@@ -11,6 +11,7 @@ from tests.mirror.made import SMALL, client_of, run_at, saved
 from tests.unit.state.tiny import job, quietly, tiny
 from unbroken.store.directory import Store
 from unbroken.store.mirrored import mirrored_ids
+from unbroken.store.scan import scan
 from unbroken.store.seal import seal
 
 
@@ -84,6 +85,28 @@ def test_prune_keeps_what_a_mirror_lacks_and_says_so(unbroken: Tool, mirror: str
     assert pruned["kept"]["checkpoint-20"] == ["not yet mirrored"]
     asked(unbroken, "mirror", "run", "--forget", mirror)
     assert asked(unbroken, "prune", "run", "--keep-last-k", "1")["removed"] == ["checkpoint-20"]
+
+
+@pytest.mark.promise("C4", "M9", "C17")
+@pytest.mark.parametrize("lost", ["a checkpoint", "the record", "all"])
+def test_prune_keeps_what_a_mirror_is_recorded_to_hold_and_lacks(
+    unbroken: Tool, mirror: str, tmp_path: Path, lost: str
+) -> None:
+    store = run_at(tmp_path / "run")
+    for step in (10, 20, 30):
+        saved(store, step)
+    asked(unbroken, "mirror", "run", "--to", mirror)
+    client = client_of(store, mirror)
+    keys = [found.key for found in client.listing("")]
+    gone = {"a checkpoint": "checkpoint-10/", "the record": ".mirror/run.json", "all": ""}[lost]
+    client.delete([key for key in keys if key.startswith(gone)])
+    kept = {"checkpoint-10"} if lost == "a checkpoint" else {"checkpoint-10", "checkpoint-20"}
+    for dry in (("--dry-run",), ()):
+        pruned = asked(unbroken, "prune", "run", "--keep-last-k", "1", *dry)
+        assert {each["name"] for each in pruned["not_removed"]} == kept
+        assert all(mirror in each["reason"] for each in pruned["not_removed"])
+        assert set(pruned["removed"]) == {"checkpoint-10", "checkpoint-20"} - kept
+    assert set(scan(store).committed) == kept | {"checkpoint-30"}
 
 
 @pytest.mark.promise("M4")

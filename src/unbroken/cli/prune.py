@@ -12,9 +12,12 @@ from unbroken.cli.arguments import FiniteRange
 from unbroken.cli.output import Output, as_command
 from unbroken.cli.policies import policies_of
 from unbroken.disk import NodeKind
-from unbroken.errors import BadUsage
+from unbroken.errors import BadUsage, UnbrokenError
 from unbroken.mirror.address import is_url, parse_address
-from unbroken.mirror.client import Client
+from unbroken.mirror.background import Mirror, removed_there
+from unbroken.mirror.client import Client, open_client
+from unbroken.mirror.ownership import require_present
+from unbroken.mirror.remote import home_of
 from unbroken.mirror.remove import remove_checkpoints
 from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
@@ -28,6 +31,7 @@ from unbroken.report.style import Style
 from unbroken.store.check import Level, verify
 from unbroken.store.directory import Store
 from unbroken.store.keep import Decision, Policy, best_by, compose, decide
+from unbroken.store.mirrored import read_mirrors
 from unbroken.store.names import DraftName, scratch_draft
 from unbroken.store.references import Reference
 from unbroken.store.scan import scan
@@ -63,9 +67,10 @@ def command(
     Also deletes leftovers of crashed jobs. Without a --keep option the policies of the run's config apply; a run
     without a config keeps all checkpoints.
 
-    Never deletes the newest usable checkpoint, pinned or damaged ones, those that are not mirrored yet, or foreign
-    files. Verifies all checksums of the newest checkpoint first, so that the last good one is not deleted in favour of
-    a damaged one. RUN may be a mirror, such as s3://bucket/runs/a; there two blocks of each part are verified.
+    Never deletes the newest usable checkpoint, pinned or damaged ones, those that a mirror of the run lacks or cannot
+    be asked for, or foreign files. Verifies all checksums of the newest checkpoint first, so that the last good one
+    is not deleted in favour of a damaged one. RUN may be a mirror, such as s3://bucket/runs/a; there two blocks of
+    each part are verified.
     """
     found = resolve(run)
     store = found.store
@@ -83,7 +88,7 @@ def command(
     is_live = _judge(store, output, include_torn=include_torn, watches=not dry_run and client is None)
     spared = _spared(found, decision.released)
     if client is None:
-        spared |= _linked(store, decision.released)
+        spared |= _linked(store, decision.released) | _unconfirmed(store, decision.released)
     plan = plan_sweep(store, decision.released, is_live=is_live, spared=spared)
     left = () if client is not None else _scratch(store, is_live)
     # For a store without a run directory the plan has them already.
@@ -113,9 +118,6 @@ def mirror_client(store: Store) -> Client | None:
     """The client of a store that is in an object store; None for a directory."""
     if not is_url(str(store.root)):
         return None
-    # Imported here: most prunings never touch an object store.
-    from unbroken.mirror.client import open_client
-
     return open_client(parse_address(str(store.root)))
 
 
@@ -177,6 +179,22 @@ def _linked(store: Store, released: Sequence[str]) -> dict[str, str]:
         end = Path(os.path.normpath(link.parent / (files.read_link(link) or "")))
         if end.parent.parent == root and end.parent.name in released:
             found[end.parent.name] = f"{link.relative_to(root)} is a link to it"
+    return found
+
+
+def _unconfirmed(store: Store, released: Sequence[str]) -> dict[str, str]:
+    """Those that a mirror is recorded to hold and lacks, or cannot be asked for: what is here may be the only copy."""
+    found: dict[str, str] = {}
+    for text in read_mirrors(store) if released else ():
+        address = parse_address(text)
+        try:
+            mirror = Mirror(address, open_client(home_of(address, store)))
+            require_present(store, mirror.client)
+            gone = set(removed_there(store, mirror).values())
+        except UnbrokenError as refused:
+            found |= dict.fromkeys(released, f"{text} cannot confirm that it has it: {refused.message}")
+        else:
+            found |= {name: f"it is not in {text} any more" for name in released if name in gone}
     return found
 
 

@@ -469,7 +469,14 @@ class FrameworkRun:
         if not names:
             return
         try:
-            settle(self.store, names[0], policies, job=self.lease.job, is_live=self._is_of_later_job)
+            settle(
+                self.store,
+                names[0],
+                policies,
+                job=self.lease.job,
+                is_live=self._is_of_later_job,
+                away=self._mirrors_away(),
+            )
         except StorageFailed as refused:
             _log.warning("could not sweep: %s; the next save tries again", refused.headline())
 
@@ -490,12 +497,20 @@ class FrameworkRun:
             self._mirrors.committed()
         try:
             decision, plan = settle(
-                self.store, name, folder.policies, job=self.lease.job, is_live=self._is_of_later_job
+                self.store,
+                name,
+                folder.policies,
+                job=self.lease.job,
+                is_live=self._is_of_later_job,
+                away=self._mirrors_away(),
             )
         except StorageFailed as refused:
             _log.warning("could not sweep after %s: %s; the next save tries again", name, refused.headline())
             return Published(name, size_bytes=size_bytes)
         return Published(name, size_bytes=size_bytes, removed=plan.names, held=decision.held)
+
+    def _mirrors_away(self) -> Collection[str]:
+        return self._mirrors.away() if self._mirrors is not None else ()
 
     def _fence(self) -> None:
         require_held(self.layout.run, self.lease)

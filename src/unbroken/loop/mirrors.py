@@ -7,7 +7,7 @@ has worked before is warned about and tried again, since training matters more t
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from unbroken.errors import MirrorTaken, StorageError, UnbrokenError, UsageError
@@ -75,6 +75,8 @@ class RunMirrors:
         self._logging = threading.Lock()
         known = read_mirrors(store)
         self._mirrors = self._open_all(settings.mirrors, known)
+        # What they hold was compared when they were opened; of the others this job knows nothing.
+        self._unopened = {*known, *settings.mirrors} - {mirror.url for mirror in self._mirrors}
         # Before the first upload, and with those that could not be opened: what they lack is kept from now on.
         if settings.mirrors and tuple(settings.mirrors) != known:
             write_mirrors(store, settings.mirrors, job=job)
@@ -218,6 +220,10 @@ class RunMirrors:
         """A checkpoint was committed."""
         if self._mirroring is not None:
             self._mirroring.committed()
+
+    def away(self) -> Collection[str]:
+        """The mirrors that this job has not found in place: what they are recorded to hold is not swept here."""
+        return self._unopened | (self._mirroring.missing() if self._mirroring is not None else set())
 
     def mirrored(self, upload: Upload, seconds: float) -> None:
         """Note an upload; called from a thread."""

@@ -453,6 +453,7 @@ def _saver(leased: LeasedRun, found: Resumed, mirrors: RunMirrors | None, direct
         is_live=lambda draft: _may_be_written(draft, lease.number),
         files_per_rank=settings.files_per_rank,
         on_commit=mirrors.committed if mirrors is not None else lambda: None,
+        away=mirrors.away if mirrors is not None else tuple,
         planner=settings.planner,
         elsewhere=direct,
     )

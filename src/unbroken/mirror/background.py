@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from unbroken.errors import Bug, CheckpointError, UnbrokenError, UsageError
+from unbroken.errors import BucketMissing, Bug, CheckpointError, MirrorMissing, UnbrokenError, UsageError
 from unbroken.mirror.address import Address
 from unbroken.mirror.client import Client
 from unbroken.mirror.ownership import push_rewinds, require_present
@@ -125,6 +125,10 @@ class Mirroring:
         for worker in self._workers:
             worker.look_again()
 
+    def missing(self) -> set[str]:
+        """The mirrors that were in place and that their threads do not find any more."""
+        return {worker.url for worker in self._workers if worker.is_missing}
+
     def wait(self, timeout_s: float, *, is_cut_short: Callable[[], bool] = lambda: False) -> bool:
         """Wait until every mirror has everything, at most so long; says whether nothing more can be gained by waiting.
 
@@ -165,7 +169,14 @@ class _Worker:
         self._is_asked = threading.Condition()
         # The last pass ended in a refusal that trying again does not change.
         self.is_refused = False
+        # It was not there at the last look; until it was compared again, no record of it releases a local copy.
+        self.is_missing = False
         self.thread = threading.Thread(target=self._run, name="unbroken-mirror", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """The address of the mirror."""
+        return self._mirror.url
 
     @property
     def is_idle(self) -> bool:
@@ -213,6 +224,9 @@ class _Worker:
                 if not tried:
                     # Not written to a directory that a disk is not mounted on any more.
                     require_present(store, self._mirror.client)
+                    if self.is_missing:
+                        forget_removed(store, self._mirror)
+                        self.is_missing = False
                     push_rewinds(store, self._mirror.client, self._mirror.address)
                 # Asked again after each: a newer one may have been committed meanwhile.
                 left = pending(store, url)
@@ -226,6 +240,7 @@ class _Worker:
             except Stopped:
                 raise
             except UnbrokenError as refused:
+                self.is_missing = self.is_missing or isinstance(refused, MirrorMissing | BucketMissing)
                 self._owner._told.refused(url, name, refused)
                 self.is_refused = isinstance(refused, UsageError)
                 if not isinstance(refused, CheckpointError):

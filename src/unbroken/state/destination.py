@@ -44,6 +44,7 @@ class LocalDestination:
     resume_target: str | None = None
     fence: Callable[[], None] | None = None
     is_live: Callable[[DraftName], bool] = lambda draft: True
+    away: Callable[[], Collection[str]] = tuple
 
     def begin(self, step: int, kind: str, *, coming_bytes: int, coming_files: int) -> Begun:
         """Start a draft, if there is room.
@@ -88,6 +89,12 @@ class LocalDestination:
             StorageFailed: I/O error; the checkpoint is committed all the same.
         """
         decision, swept = settle(
-            self.store, name, self.policies, job=self.job, is_live=self.is_live, resume_target=self.resume_target
+            self.store,
+            name,
+            self.policies,
+            job=self.job,
+            is_live=self.is_live,
+            resume_target=self.resume_target,
+            away=self.away(),
         )
         return swept.names, decision.held

@@ -97,13 +97,16 @@ class SaveContext:
     on_commit: Callable[[], None] = lambda: None
     planner: SavePlanner = DEFAULT
     elsewhere: Destination | None = None
+    away: Callable[[], Collection[str]] = tuple
 
     @property
     def destination(self) -> Destination:
         """Where the saves go."""
         if self.elsewhere is not None:
             return self.elsewhere
-        return LocalDestination(self.store, self.job, self.policies, self.resume_target, self.fence, self.is_live)
+        return LocalDestination(
+            self.store, self.job, self.policies, self.resume_target, self.fence, self.is_live, self.away
+        )
 
 
 class Saver:

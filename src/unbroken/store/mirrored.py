@@ -181,13 +181,17 @@ def forget_uploads(store: Store, mirror: str, ids: Iterable[str]) -> None:
         store.files.remove_file(store.path(MIRROR) / f"{_token(mirror)}-{each}")
 
 
-def missing_copies(store: Store) -> "Callable[[str], Collection[str]] | None":
+def missing_copies(store: Store, away: Collection[str] = ()) -> "Callable[[str], Collection[str]] | None":
     """For the id of a checkpoint the mirrors that lack it; None for a run without mirrors.
+
+    A record says what a mirror held once. Of the mirrors in ``away``, which nobody has seen since, it says nothing.
 
     Raises:
         StorageFailed: I/O error, or the record of the mirrors is damaged.
     """
-    known = {mirror: mirrored_ids(store, mirror) for mirror in read_mirrors(store)}
+    known = {
+        mirror: frozenset[str]() if mirror in away else mirrored_ids(store, mirror) for mirror in read_mirrors(store)
+    }
     if not known:
         return None
     return lambda id_: [mirror for mirror, ids in known.items() if id_ not in ids]

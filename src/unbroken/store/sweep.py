@@ -93,15 +93,17 @@ class SweepPlan:
         return sum(self.checkpoints.values()) + sum(self.drafts.values())
 
 
-def candidates(store: Store, names: Iterable[str]) -> list[Candidate]:
+def candidates(store: Store, names: Iterable[str], away: Collection[str] = ()) -> list[Candidate]:
     """What the policies may know of committed checkpoints; one whose manifest does not verify is not usable.
+
+    What is only in mirrors of ``away`` does not count as mirrored.
 
     Raises:
         StorageFailed: I/O error to list the pins or what is mirrored.
     """
     pins = pinned_ids(store)
     # Read here, like the pins: whoever decides about checkpoints cannot forget those that wait for a mirror.
-    missing = missing_copies(store)
+    missing = missing_copies(store, away)
     found = []
     for name in names:
         try:
@@ -242,10 +244,12 @@ def settle(
     job: str,
     is_live: Callable[[DraftName], bool],
     resume_target: str | None = None,
+    away: Collection[str] = (),
 ) -> tuple[Decision, SweepPlan]:
     """All that follows a commit, in the one order that loses nothing: the hint, then keep, then sweep.
 
-    Where the policies can release nothing, no manifest is read and the decision is empty.
+    Where the policies can release nothing, no manifest is read and the decision is empty. ``away`` names the mirrors
+    that this job has not found in place: what they are recorded to hold is kept here.
 
     Raises:
         StorageFailed: I/O error; the new checkpoint is committed all the same.
@@ -254,6 +258,6 @@ def settle(
     if keeps_everything(policies):
         decision = Decision({}, ())
     else:
-        known = candidates(store, scan(store).committed)
+        known = candidates(store, scan(store).committed, away)
         decision = decide(known, tuple(policies), resume_target=resume_target)
     return decision, sweep(store, decision.released, is_live=is_live)

@@ -28,11 +28,15 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
         mirror=MIRROR, key="checkpoint-1000/state/__0_0.distcp", complaint="it is not there after it was written"
     ),
     errors.MirrorTaken(mirror=MIRROR, complaint="it is the mirror of a run called b"),
+    errors.MirrorDamaged(mirror=MIRROR, key=".mirror/run.json"),
     errors.MirrorDiverged(mirror=MIRROR, run="runs/a", record=".rewinds/000001.json"),
     errors.MirrorEmpty(mirror=MIRROR),
     errors.NotMirrored(run="runs/a"),
     errors.MirrorMissing(
         mirror=MIRROR, run="runs/a", complaint="it has no record of this run any more", remedy="again", above=""
+    ),
+    errors.MirrorMissing(
+        mirror=MIRROR, run="runs/a", complaint="it has no record of this run any more", remedy="anew", above=""
     ),
     errors.MirrorMissing(
         mirror="file:///mnt/b/a",

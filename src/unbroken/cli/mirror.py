@@ -3,7 +3,7 @@
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +11,19 @@ import click
 
 from unbroken.cli.arguments import FiniteRange
 from unbroken.cli.output import Output, as_command
-from unbroken.errors import BadUsage, CheckpointError, MirrorIncomplete, NotMirrored, UnbrokenError
+from unbroken.errors import (
+    BadUsage,
+    CheckpointError,
+    DamagedCheckpoint,
+    MirrorIncomplete,
+    NotMirrored,
+    StorageError,
+    UnbrokenError,
+)
 from unbroken.mirror.address import addresses_in, is_url, parse_address
-from unbroken.mirror.background import Mirror, forget_removed, pending, removed_there
+from unbroken.mirror.background import Mirror, forget_removed, local_damage, pending, removed_there
 from unbroken.mirror.client import open_client
-from unbroken.mirror.ownership import is_mirror, push_rewinds, require_own
+from unbroken.mirror.ownership import is_mirror, owned_first, push_rewinds, require_own
 from unbroken.mirror.remote import home_of
 from unbroken.mirror.transfer import Limits
 from unbroken.mirror.upload import upload_checkpoint
@@ -81,7 +89,7 @@ def command(
     mirrors = _mirrors(store, to, forget, run)
     # One that is named anew is begun again, if it was emptied.
     known = set(read_mirrors(store)) - set(_named(to))
-    opened = [_opened(output, store, text, job, is_known=text in known, is_dry=dry_run) for text in mirrors]
+    opened, away = _opened_all(output, store, mirrors, job, known, is_dry=dry_run)
     if not dry_run and tuple(mirrors) != read_mirrors(store):
         for text in {str(parse_address(each)) for each in forget}:
             # First, so that a kill leaves a mirror that is asked anew. Were they kept, a mirror that is emptied and
@@ -89,11 +97,14 @@ def command(
             forget_uploads(store, text, mirrored_ids(store, text))
         write_mirrors(store, mirrors, job=job)
     done = [_counted(store, mirror) for mirror in opened]
+    if away and not done:
+        raise next(iter(away.values()))
     if not dry_run:
         total = sum(_size(store, each.pending) for each in done)
         with output.progress("upload", total, is_bytes=True) as advance:
             for mirror, each in zip(opened, done, strict=True):
                 _upload(store, mirror, each, Limits(bytes_per_second=bytes_per_second, progress=advance), job)
+    done += [_not_tried(store, text, refused) for text, refused in away.items()]
     fields = {"store": str(store.root), "dry_run": dry_run, "mirrors": [each.as_json() for each in done]}
     failed = tuple((f"{name} to {each.mirror}", reason) for each in done for name, reason in each.failed)
     if failed:
@@ -127,6 +138,27 @@ def _mirrors(store: Store, to: Sequence[str], forget: Sequence[str], run: str) -
 
 def _named(to: Sequence[str]) -> list[str]:
     return [str(parse_address(text)) for each in to for text in addresses_in(each)]
+
+
+def _opened_all(
+    output: Output, store: Store, texts: Sequence[str], job: str, known: Collection[str], *, is_dry: bool
+) -> tuple[list[Mirror], dict[str, StorageError]]:
+    """The mirrors that are there, and why the others are not; one that is new to the run has to be there."""
+    opened, away = dict[str, Mirror](), dict[str, StorageError]()
+    for text in owned_first(store, texts):
+        try:
+            opened[text] = _opened(output, store, text, job, is_known=text in known, is_dry=is_dry)
+        except StorageError as refused:
+            if text not in known:
+                raise
+            away[text] = refused
+    return [opened[text] for text in texts if text in opened], away
+
+
+def _not_tried(store: Store, text: str, refused: StorageError) -> _Done:
+    """A mirror that is not there: of all checkpoints nothing is known, whatever was recorded."""
+    names = newest_first(store, scan(store).committed)
+    return _Done(text, 0, names, failed=[(names[0] if names else "nothing", refused.message)])
 
 
 def _opened(output: Output, store: Store, text: str, job: str, *, is_known: bool, is_dry: bool) -> Mirror:
@@ -167,13 +199,19 @@ def _upload(store: Store, mirror: Mirror, done: _Done, limits: Limits, job: str)
         try:
             upload_checkpoint(store, name, mirror.client, mirror.url, limits, job=job, clock_ns=time.time_ns)
         except UnbrokenError as refused:
-            done.failed.append((name, refused.message))
+            done.failed.append((name, _reason(store, refused)))
             if not isinstance(refused, CheckpointError):
                 # The store itself refuses: the others would fare no better.
                 done.failed += [(rest, "not tried") for rest in done.pending[done.pending.index(name) + 1 :]]
                 return
         else:
             done.mirrored.append(name)
+
+
+def _reason(store: Store, refused: UnbrokenError) -> str:
+    if not isinstance(refused, DamagedCheckpoint):
+        return refused.message
+    return f"{next(iter(refused.findings))}; {local_damage(store)}"
 
 
 def _text(done: Sequence[_Done], forget: Sequence[str], *, dry_run: bool, style: Style) -> str:

@@ -131,8 +131,8 @@ class MirrorMissing(StorageError):
     mirror: str
     run: str
     complaint: str
-    # What to do: make the directory that it is in, or begin it again.
-    remedy: Literal["above", "again"]
+    # What to do: make the directory that it is in, begin it again, or, where the run had no other copy, the run anew.
+    remedy: Literal["above", "again", "anew"]
     above: str
     HEADLINE = "the mirror is not there: {complaint}"
     AT = "{mirror}"
@@ -141,9 +141,25 @@ class MirrorMissing(StorageError):
     def help(self) -> tuple[Help, ...]:
         if self.remedy == "above":
             return (Help(self.filled("mkdir -p {above:sh}"), "make it, if no disk is missing"),)
+        if self.remedy == "anew":
+            # Nothing else says to the next job that it may begin at step 0.
+            moved = Help(self.filled("mv {run:sh} {run:sh}.old"), "start the run over, if they are gone for good")
+            return (moved,)
         return (
             Help(self.filled("unbroken mirror {run:sh} --to {mirror:sh}"), "begin it again, if it is gone for good"),
         )
+
+
+class MirrorDamaged(StorageError):
+    """A mirror whose own record cannot be read."""
+
+    kind = "mirror-damaged"
+    mirror: str
+    key: str
+    HEADLINE = "the record {key} is damaged"
+    AT = "{mirror}"
+    SO = f"nothing is read from this mirror or written there until the record is removed; {_INTACT}"
+    HELP = (Help("unbroken explain {kind}", "how to remove it, and what then"),)
 
 
 class MirrorUnverified(StorageError):

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
-from unbroken.errors import MirrorTaken, StorageError, UnbrokenError, UsageError
+from unbroken.errors import DamagedCheckpoint, MirrorTaken, StorageError, UnbrokenError, UsageError
 from unbroken.loop.recorder import SilentRecorder
 from unbroken.loop.settings import Settings
 from unbroken.mirror.address import parse_address
-from unbroken.mirror.background import Mirror, Mirroring, forget_removed, pending
+from unbroken.mirror.background import Mirror, Mirroring, forget_removed, local_damage, pending
 from unbroken.mirror.bring_back import (
     Brought,
     Skipped,
@@ -26,7 +26,7 @@ from unbroken.mirror.bring_back import (
     repair,
 )
 from unbroken.mirror.client import open_client
-from unbroken.mirror.ownership import Adopted, require_own
+from unbroken.mirror.ownership import Adopted, owned_first, require_own
 from unbroken.mirror.remote import home_of, store_at
 from unbroken.mirror.transfer import Limits
 from unbroken.quoting import amounts
@@ -99,7 +99,7 @@ class RunMirrors:
         """Those that can be used; those that cannot are warned about, if this run can continue without them."""
         opened: list[Mirror] = []
         refusals: list[tuple[str, StorageError]] = []
-        for text in texts:
+        for text in owned_first(self._store, texts):
             try:
                 opened.append(self._open(text, is_known=text in known))
             except MirrorTaken:
@@ -114,7 +114,7 @@ class RunMirrors:
                 raise refusal
             message = "the mirror %s cannot be used by this job: %s; nothing is swept that it lacks"
             _log.warning(message, text, refusal.message)
-        return opened
+        return sorted(opened, key=lambda mirror: texts.index(mirror.url))
 
     def _open(self, text: str, *, is_known: bool) -> Mirror:
         address = parse_address(text)
@@ -263,7 +263,9 @@ class RunMirrors:
         self._warned[key] = now_s
         self._recorder.event("mirror-failed", name=name, mirror=mirror, error=error.kind, reason=error.message)
         what = f"{name} is not mirrored" if name else "nothing is mirrored"
-        if isinstance(error, UsageError):
+        if isinstance(error, DamagedCheckpoint):
+            _log.warning("%s to %s: %s; %s", what, mirror, next(iter(error.findings)), local_damage(self._store))
+        elif isinstance(error, UsageError):
             _log.warning("%s to %s: %s; it is kept here; %s", what, mirror, error.message, _remedy(error))
         else:
             _log.warning("%s to %s yet: %s; it is kept here and tried again", what, mirror, error.message)

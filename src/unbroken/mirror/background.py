@@ -17,11 +17,12 @@ from typing import Final, Protocol
 from unbroken.errors import BucketMissing, Bug, CheckpointError, MirrorMissing, UnbrokenError, UsageError
 from unbroken.mirror.address import Address
 from unbroken.mirror.client import Client
-from unbroken.mirror.ownership import push_rewinds, require_present
+from unbroken.mirror.ownership import directory_of_run, push_rewinds, require_present
 from unbroken.mirror.remote import store_at
 from unbroken.mirror.transfer import Limits, Stopped
 from unbroken.mirror.upload import upload_checkpoint
 from unbroken.quoting.log import logger
+from unbroken.quoting.shell import shell_line
 from unbroken.store.directory import Store
 from unbroken.store.mirrored import Upload, forget_uploads, mirrored_ids, remote_name
 from unbroken.store.names import MANIFEST
@@ -100,6 +101,12 @@ def removed_there(store: Store, mirror: Mirror) -> dict[str, str]:
         if called is None or there is None or remote.read_manifest(called).id != manifest.id:
             gone[manifest.id] = name
     return gone
+
+
+def local_damage(store: Store) -> str:
+    """What to say of a checkpoint that could not be uploaded because it is damaged here."""
+    fetch = shell_line(("unbroken", "fetch", directory_of_run(store)))
+    return f"the local copy is damaged; `{fetch}` repairs it if a mirror has it"
 
 
 class Mirroring:

@@ -10,15 +10,23 @@ folder that was moved), and is not made anew: it would look like an empty one.
 
 import json
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from unbroken.errors import BadMirror, MirrorDiverged, MirrorMissing, MirrorTaken, MirrorUnverified, StorageError
-from unbroken.mirror.address import Address
+from unbroken.errors import (
+    BadMirror,
+    MirrorDamaged,
+    MirrorDiverged,
+    MirrorMissing,
+    MirrorTaken,
+    MirrorUnverified,
+    StorageError,
+)
+from unbroken.mirror.address import Address, parse_address
 from unbroken.mirror.client import Client, open_client
-from unbroken.mirror.remote import store_at
+from unbroken.mirror.remote import home_of, store_at
 from unbroken.store.directory import Store
 from unbroken.store.fields import Malformed, Table, parsed
 from unbroken.store.mirrored import read_run_id, write_run_id
@@ -75,10 +83,11 @@ def read_owner(client: Client) -> Owner | None:
 
 def name_of_run(store: Store) -> str:
     """The name of the directory of a run, or of a store that stands alone."""
-    return _directory_of_run(store).name
+    return directory_of_run(store).name
 
 
-def _directory_of_run(store: Store) -> Path:
+def directory_of_run(store: Store) -> Path:
+    """The directory of the run whose checkpoints these are, or that of a store that stands alone."""
     root = store.root.absolute()
     return root.parent if root.name == CHECKPOINTS else root
 
@@ -119,10 +128,10 @@ def require_own(
     ours, name = read_run_id(store), name_of_run(store)
     owner = read_owner(client)
     if owner is None:
-        _require_place(store, client, is_known=is_known)
+        _require_place(store, client, is_known=is_known, is_second_copy=is_second_copy)
         if is_dry:
             return None
-        place = {"path": str(_directory_of_run(store)), "host": socket.gethostname()}
+        place = {"path": str(directory_of_run(store)), "host": socket.gethostname()}
         client.create(_RUN, _encoded({"run": ours or new_id, "name": name, **place}))
         # Read back, whoever has won: a store that answers "done" and keeps nothing is found out here.
         owner = read_owner(client)
@@ -131,17 +140,43 @@ def require_own(
                 mirror=str(client.address), key=_RUN, complaint="it is not there after it was written"
             )
         ours = ours or new_id
-    elsewhere = _elsewhere(store, owner) if is_second_copy else None
+    # The only copy is where the run is: on another machine a directory of that path says nothing of it.
+    is_told = is_second_copy or owner.host == socket.gethostname()
+    elsewhere = _elsewhere(store, owner) if is_told else None
     is_adopted = ours is None and _is_same_run(store, client, owner, name) and elsewhere is None
     if is_adopted:
         ours = owner.run
     if ours != owner.run:
-        whose = f"it is the mirror of a run called {owner.name}" + (f", which is in {elsewhere}" if elsewhere else "")
+        what = "is the mirror of" if is_second_copy else "holds the checkpoints of"
+        whose = f"it {what} a run called {owner.name}" + (f", which is in {elsewhere}" if elsewhere else "")
         raise MirrorTaken(mirror=str(client.address), complaint=whose)
     adopted = _adopted(store, client, owner) if is_adopted else None
     if read_run_id(store) is None and not is_dry:
         write_run_id(store, owner.run, job=job)
     return adopted
+
+
+def owned_first(store: Store, mirrors: Sequence[str]) -> list[str]:
+    """The mirrors in the order in which ``require_own`` is to be asked: those that know their run, then the others.
+
+    A run without an id, as after a wiped disk, must find its own before it begins an empty mirror with a new one.
+
+    Raises:
+        MirrorTaken: a record is none of ours.
+        StorageError: none of them knows its run, one cannot be asked, and there are no checkpoints here.
+    """
+    if read_run_id(store) is not None:
+        return list(mirrors)
+    owned, fresh, refusals = list[str](), list[str](), dict[str, StorageError]()
+    for text in mirrors:
+        try:
+            client = open_client(home_of(parse_address(text), store), store.files)
+            (fresh if read_owner(client) is None else owned).append(text)
+        except StorageError as refused:
+            refusals[text] = refused
+    if refusals and not owned and not scan(store).committed:
+        raise next(iter(refusals.values()))
+    return [*owned, *fresh, *refusals]
 
 
 def require_present(store: Store, client: Client) -> None:
@@ -155,19 +190,20 @@ def require_present(store: Store, client: Client) -> None:
         _require_place(store, client, is_known=True)
 
 
-def _require_place(store: Store, client: Client, *, is_known: bool) -> None:
+def _require_place(store: Store, client: Client, *, is_known: bool, is_second_copy: bool = True) -> None:
     """Refuse to make a mirror anew, and one in a directory that is not there: a disk may not be mounted."""
     address = client.address
     if store.root.name == CHECKPOINTS:
         address = Address(address.scheme, address.bucket, address.prefix.removesuffix(CHECKPOINTS).rstrip("/"))
     above = address.directory.parent if address.scheme == "file" else None
-    mirror, run = str(address), str(_directory_of_run(store))
+    mirror, run = str(address), str(directory_of_run(store))
     if above is not None and store.files.find(above) is None:
         complaint = f"the directory {above} does not exist"
         raise MirrorMissing(mirror=mirror, run=run, complaint=complaint, remedy="above", above=str(above))
     if is_known:
         complaint = "it has no record of this run any more"
-        raise MirrorMissing(mirror=mirror, run=run, complaint=complaint, remedy="again", above=str(above))
+        remedy: Literal["again", "anew"] = "again" if is_second_copy else "anew"
+        raise MirrorMissing(mirror=mirror, run=run, complaint=complaint, remedy=remedy, above=str(above))
 
 
 def _adopted(store: Store, client: Client, owner: Owner) -> Adopted | None:
@@ -176,13 +212,13 @@ def _adopted(store: Store, client: Client, owner: Owner) -> Adopted | None:
     remote = store_at(client)
     read = (outline_quietly(remote, name) for name in newest_first(remote, scan(remote).committed))
     newest = next((manifest for manifest in read if manifest is not None), None)
-    is_moved = owner.path != str(_directory_of_run(store))
+    is_moved = owner.path != str(directory_of_run(store))
     return Adopted(owner, client.address, newest.step if newest is not None else None, is_moved)
 
 
 def _elsewhere(store: Store, owner: Owner) -> str | None:
     """The directory that a mirror was made for, if it is another one than ours and still holds that run."""
-    if owner.path is None or Path(owner.path).resolve() == _directory_of_run(store).resolve():
+    if owner.path is None or Path(owner.path).resolve() == directory_of_run(store).resolve():
         return None
     path = Path(owner.path)
     there = Store(path / CHECKPOINTS if store.root.name == CHECKPOINTS else path, store.files)
@@ -355,7 +391,7 @@ def push_rewinds(store: Store, client: Client, address: Address) -> None:
         data = store.files.read_bytes(store.path(REWINDS) / node.name, limit_bytes=_REWIND_LIMIT_BYTES)
         key = f"{REWINDS}/{node.name}"
         if not client.create(key, data) and client.read(key, 0, _REWIND_LIMIT_BYTES) != data:
-            raise MirrorDiverged(mirror=str(address), run=str(_directory_of_run(store)), record=key)
+            raise MirrorDiverged(mirror=str(address), run=str(directory_of_run(store)), record=key)
 
 
 def _encoded(fields: dict[str, Any]) -> bytes:
@@ -368,7 +404,11 @@ def _read(client: Client, key: str) -> Table | None:
     except FileNotFoundError:
         return None
     try:
-        body = Table(parsed(data), key)
+        value = parsed(data)
+    except ValueError:
+        raise MirrorDamaged(mirror=str(client.address), key=key) from None
+    try:
+        body = Table(value, key)
         body.one_of("schema", (_SCHEMA,))
         _ = (body.text("run"), body.text("name")) if key == _RUN else body.text("id")
     except (ValueError, Malformed) as wrong:

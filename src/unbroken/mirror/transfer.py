@@ -19,11 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from unbroken.errors import DamagedCheckpoint
+from unbroken.errors import DamagedCheckpoint, StorageFailed
+from unbroken.files import Source
 from unbroken.mirror.client import piece_bytes
 from unbroken.store.digest import BLOCK_BYTES, BlockDigester, PartDigest
 from unbroken.store.directory import Store
 from unbroken.store.manifest import Manifest, Part
+from unbroken.store.names import MANIFEST
 
 MEMORY_BYTES: Final = 256 << 20
 # Room for one object with one piece on its way, one being read and one being handed over.
@@ -206,7 +208,7 @@ def local_pieces(
     digester, is_hashing = BlockDigester(manifest.block_bytes), reading.is_hashing(part.size_bytes)
     ahead: deque[Future[memoryview]] = deque()
 
-    with store.files.reading(directory / part.name) as source:
+    with _opened(store, directory, part) as source:
 
         def read(start: int, into: memoryview) -> memoryview:
             if source.fill(start, into) < len(into):
@@ -237,6 +239,20 @@ def local_pieces(
         finally:
             # The file is open until nobody reads it.
             wait([each for each in ahead if not each.cancel()])
+
+
+@contextlib.contextmanager
+def _opened(store: Store, directory: Path, part: Part) -> Iterator[Source]:
+    with contextlib.ExitStack() as stack:
+        try:
+            source = stack.enter_context(store.files.reading(directory / part.name))
+        except StorageFailed as refused:
+            # Of a checkpoint that is there: one that was removed meanwhile is not damaged.
+            if not refused.is_missing or store.files.find(directory / MANIFEST) is None:
+                raise
+            finding = f"{part.name}: it is missing"
+            raise DamagedCheckpoint(path=directory, findings=(finding,)) from None
+        yield source
 
 
 def _require_same(directory: Path, part: Part, found: PartDigest) -> None:

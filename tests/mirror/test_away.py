@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -203,3 +204,82 @@ def test_a_mirror_from_before_paths_were_recorded_is_recognised_by_name(mirror: 
     shutil.rmtree(run)
     with Run(tmp_path / "elsewhere" / "a", settings=quietly(mirror=mirror), **tiny()) as resumed:
         assert resumed.step == 2
+
+
+@pytest.mark.promise("C4", "M4")
+def test_a_wiped_run_finds_its_id_in_the_second_mirror_before_it_begins_the_first(tmp_path: Path) -> None:
+    run, settings = tmp_path / "a", quietly(mirror=f"file://{tmp_path}/m, file://{tmp_path}/n")
+    job(run, 4, settings, **tiny())
+    id_ = read_run_id(run_at(run))
+    shutil.rmtree(run)
+    shutil.rmtree(tmp_path / "m")
+    with Run(run, settings=settings, **tiny()) as resumed:
+        assert resumed.step == 4
+    assert read_run_id(run_at(run)) == id_
+    for name in "mn":
+        record = tmp_path / name / "checkpoints" / ".mirror" / "run.json"
+        assert json.loads(record.read_bytes())["run"] == id_
+
+
+@pytest.mark.promise("C4")
+@pytest.mark.parametrize("host", ["here", "elsewhere"])
+def test_a_second_run_does_not_take_over_checkpoints_whose_run_is_on_this_machine(
+    tmp_path: Path, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "runs" / "a", tmp_path / "other" / "a"
+    settings = quietly(checkpoints=f"file://{tmp_path}/store")
+    job(first, 4, settings, **tiny())
+    if host == "here":
+        with pytest.raises(MirrorTaken, match=str(first)):
+            job(second, 2, settings, **tiny())
+        shutil.rmtree(first)
+    else:
+        monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    with Run(second, settings=settings, **tiny()) as resumed:
+        assert resumed.step == 4
+
+
+@pytest.mark.parametrize("data", [b"", b'{"schema": "unb'])
+def test_a_damaged_record_of_a_mirror_stops_no_job_that_has_local_checkpoints(
+    mirror: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, data: bytes, unbroken: Tool
+) -> None:
+    run = tmp_path / "a"
+    job(run, 4, quietly(mirror=mirror), **tiny())
+    client = client_of(run_at(run), mirror)
+    client.put(".mirror/run.json", iter([data]), len(data), in_flight=1)
+    with caplog.at_level(logging.WARNING, logger="unbroken"):
+        job(run, 8, quietly(mirror=mirror, mirror_wait_seconds=0), **tiny())
+    assert "the record .mirror/run.json is damaged" in caplog.text
+    assert len(pending(run_at(run), mirror)) > 1
+    shown = json.loads(unbroken("mirror", "a", "--json").stdout)
+    assert shown["kind"] == "mirror-damaged"
+    client.delete([".mirror/run.json"])
+    assert unbroken("mirror", "a", "--to", mirror).returncode == 0
+    assert not pending(run_at(run), mirror)
+
+
+def test_a_mirror_that_is_away_does_not_keep_the_others_from_being_served(unbroken: Tool, tmp_path: Path) -> None:
+    store = run_at(tmp_path / "run")
+    names = {saved(store, 10)}
+    away, there = f"file://{tmp_path}/m", f"file://{tmp_path}/n"
+    assert unbroken("mirror", "run", "--to", away, "--to", there).returncode == 0
+    shutil.rmtree(tmp_path / "m")
+    names.add(saved(store, 20))
+    ended = unbroken("mirror", "run", "--json")
+    shown = json.loads(ended.stdout)
+    assert ended.returncode == 74 and shown["kind"] == "mirror-incomplete"
+    assert away in ended.stdout and "no record of this run" in ended.stdout
+    assert set(scan(store_at(client_of(store, there))).committed) == names
+    assert not (tmp_path / "m").exists()
+
+
+def test_with_its_checkpoints_gone_a_run_starts_over_as_the_help_says(tmp_path: Path) -> None:
+    run, settings = tmp_path / "a", quietly(checkpoints=f"file://{tmp_path}/store")
+    job(run, 4, settings, **tiny())
+    shutil.rmtree(tmp_path / "store")
+    with pytest.raises(MirrorMissing) as missing:
+        job(run, 6, settings, **tiny())
+    [remedy] = missing.value.help()
+    subprocess.run(remedy.command, shell=True, check=True)
+    with Run(run, settings=settings, **tiny()) as begun:
+        assert begun.step == 0

@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import Tool
 from tests.mirror.made import SMALL, client_of, run_at, saved
 from tests.unit.state.tiny import job, quietly, tiny
+from unbroken.mirror.remote import store_at
 from unbroken.store.directory import Store
 from unbroken.store.mirrored import mirrored_ids
 from unbroken.store.scan import scan
@@ -107,6 +108,19 @@ def test_prune_keeps_what_a_mirror_is_recorded_to_hold_and_lacks(
         assert all(mirror in each["reason"] for each in pruned["not_removed"])
         assert set(pruned["removed"]) == {"checkpoint-10", "checkpoint-20"} - kept
     assert set(scan(store).committed) == kept | {"checkpoint-30"}
+
+
+def test_a_local_checkpoint_with_a_missing_file_does_not_keep_older_ones_from_being_mirrored(
+    unbroken: Tool, mirror: str, tmp_path: Path
+) -> None:
+    store = run_at(tmp_path / "run")
+    for step in (10, 20, 30):
+        saved(store, step)
+    (store.path("checkpoint-20") / "state/a").unlink()
+    ended = asked(unbroken, "mirror", "run", "--to", mirror, code=74)
+    said = json.dumps(ended)
+    assert f"checkpoint-20 to {mirror}: state/a: it is missing" in said and f"unbroken fetch {tmp_path}/run" in said
+    assert {"checkpoint-10", "checkpoint-30"} == set(scan(store_at(client_of(store, mirror))).committed)
 
 
 @pytest.mark.promise("M4")

@@ -21,6 +21,7 @@ from unbroken.errors import (
     MirrorDiverged,
     MirrorMissing,
     MirrorTaken,
+    MirrorUnreachable,
     MirrorUnverified,
     StorageError,
 )
@@ -403,6 +404,12 @@ def _read(client: Client, key: str) -> Table | None:
         data = client.read(key, 0, _LIMIT_BYTES)
     except FileNotFoundError:
         return None
+    except MirrorUnreachable:
+        # S3 refuses every range of an empty object.
+        found = client.find(key)
+        if found is None or found.size_bytes:
+            raise
+        data = b""
     try:
         value = parsed(data)
     except ValueError:

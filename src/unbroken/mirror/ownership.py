@@ -141,9 +141,7 @@ def require_own(
                 mirror=str(client.address), key=_RUN, complaint="it is not there after it was written"
             )
         ours = ours or new_id
-    # The only copy is where the run is: on another machine a directory of that path says nothing of it.
-    is_told = is_second_copy or owner.host == socket.gethostname()
-    elsewhere = _elsewhere(store, owner) if is_told else None
+    elsewhere = _elsewhere(store, owner, is_second_copy=is_second_copy)
     is_adopted = ours is None and _is_same_run(store, client, owner, name) and elsewhere is None
     if is_adopted:
         ours = owner.run
@@ -217,8 +215,11 @@ def _adopted(store: Store, client: Client, owner: Owner) -> Adopted | None:
     return Adopted(owner, client.address, newest.step if newest is not None else None, is_moved)
 
 
-def _elsewhere(store: Store, owner: Owner) -> str | None:
+def _elsewhere(store: Store, owner: Owner, *, is_second_copy: bool) -> str | None:
     """The directory that a mirror was made for, if it is another one than ours and still holds that run."""
+    if not (is_second_copy or owner.host == socket.gethostname()):
+        # The run may continue on another machine, with the only copy: that directory is not where it is.
+        return None
     if owner.path is None or Path(owner.path).resolve() == directory_of_run(store).resolve():
         return None
     path = Path(owner.path)

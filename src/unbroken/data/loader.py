@@ -279,9 +279,6 @@ class Loader(Iterable[Batch]):
         self._proof: ServedCheck | None = None
         self._began_at = 0
         self._serving: object = None
-        # Made once and shared by all batches: it never changes.
-        positions = torch.arange(stream.max_length).expand(self.lanes.size, -1)
-        self._positions = positions.contiguous().pin_memory() if self._pins else positions
 
     # ---- iterating ----
 
@@ -322,7 +319,10 @@ class Loader(Iterable[Batch]):
 
     def _batches(self, groups: Iterator[Iterable[_Lane]], serving: object) -> Iterator[Batch]:
         start, steps, size, per_step = self.position, self.steps, self.lanes.size, self.lanes.per_step
-        whole, of_rank, positions = self.lanes.global_batch, self.lanes.of_rank, self._positions
+        whole, of_rank = self.lanes.global_batch, self.lanes.of_rank
+        counted = torch.arange(self.stream.max_length).repeat(size, 1)
+        # Copied for each batch: a loop may write into what it is given. Not pinned itself, so that pinning copies.
+        copy = counted.pin_memory if self._pins else counted.clone
         low = high = 0
         for turn, (tokens, labels, doc_ids, (more_low, more_high)) in enumerate(chain.from_iterable(groups)):
             if serving is not self._serving:
@@ -337,7 +337,7 @@ class Loader(Iterable[Batch]):
                 self.steps = steps + step + 1
                 self._count, self._low, self._high = self._count + per_step * size, self._low + low, self._high + high
                 low = high = 0
-            yield Batch(tokens, labels, doc_ids, positions, steps + step, lane, range(first, first + size))
+            yield Batch(tokens, labels, doc_ids, copy(), steps + step, lane, range(first, first + size))
 
     def _whole_steps(self) -> int | None:
         """Whole steps left in the stream."""

@@ -154,6 +154,32 @@ def test_a_batch_has_all_that_a_model_takes(tmp_path: Path) -> None:
         batch["step"]
 
 
+@pytest.mark.promise("C13")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_loop_writes_into_a_batch_reaches_no_other_batch(workers: int, tmp_path: Path) -> None:
+    make_corpus(tmp_path, TWO_BUCKETS)
+    served = Loader(
+        open_stream(tmp_path),
+        global_batch_size=4,
+        per_device_batch_size=2,
+        num_workers=workers,
+        multiprocessing_context=_fork(workers),
+    )
+    batches = iter(served)
+    # As it comes, the first alone and the next four together: each is overwritten before the next one is taken.
+    kept = []
+    for number in range(8):
+        batch = next(batches)
+        rows = served.stream.read(batch.samples)
+        expected = [each.tolist() for each in (rows.tokens, rows.labels, rows.doc_ids)] + [[list(range(32))] * 2]
+        assert [batch[name].tolist() for name in batch.keys()] == expected  # noqa: SIM118
+        for name in batch.keys():  # noqa: SIM118
+            batch[name].fill_(-1000 - number)
+        kept.append(batch)
+    for number, batch in enumerate(kept):
+        assert all(bool((batch[name] == -1000 - number).all()) for name in batch.keys())  # noqa: SIM118
+
+
 # ---- batches that are made together ----
 
 

@@ -118,7 +118,7 @@ DATA = (
          "            with contextlib.suppress(UnbrokenError):\n", "            if True:\n",
          f"{_LOADER}test_a_damaged_sample_is_reported_at_its_own_batch_and_those_before_it_are_served[3]"),
     one("one tensor of positions shared by all batches", "data/loader.py",
-         "doc_ids, copy(), steps + step", "doc_ids, counted, steps + step",
+         "doc_ids, positions(), steps + step", "doc_ids, counted, steps + step",
          f"{_LOADER}test_what_a_loop_writes_into_a_batch_reaches_no_other_batch[0]"),
     one("seed of the workers drawn from the process's generator", "data/loader.py",
          "            generator=torch.Generator(),\n", "",

@@ -546,3 +546,7 @@ def test_a_training_that_early_stopping_ended_says_so(jobs: Jobs, tmp_path: Path
         jobs.run(run, **job)
         end = read_history(Layout(run)).of_kind("job-end")[-1]
         assert (end.text("status"), end.text("reason")) == ("completed", "ended before its target by EarlyStopping")
+    said = subprocess.run(
+        [sys.executable, "-m", "unbroken", "outcome", run], capture_output=True, text=True, check=True
+    )
+    assert "EarlyStopping" in said.stdout and "done: the training has ended" in said.stdout

@@ -489,6 +489,15 @@ def test_a_due_save_before_a_validation_is_made_at_the_next_quiet_step(jobs: Job
 
 
 @pytest.mark.promise("C11")
+def test_a_save_during_a_validation_does_not_stand_for_the_step_after_it(jobs: Jobs, tmp_path: Path) -> None:
+    validated = {"limit_val_batches": 2, "val_check_interval": 4}
+    best = [{"monitor": "val_loss", "save_last": False}]
+    job: dict[str, Any] = {"checkpoints": best, "options": {"save_steps": 5}, "trainer": validated}
+    killed(jobs.run(tmp_path / "run", interrupts=[{"step": 7, "number": KILL}], **job))
+    assert steps_of(tmp_path / "run") == [5, 4]
+
+
+@pytest.mark.promise("C11")
 @pytest.mark.parametrize("noise", ["validation", "epoch"])
 def test_where_no_step_is_quiet_it_saves_and_stops_behind_a_validation_or_an_epoch(
     jobs: Jobs, tmp_path: Path, noise: str
@@ -546,7 +555,6 @@ def test_a_training_that_early_stopping_ended_says_so(jobs: Jobs, tmp_path: Path
         jobs.run(run, **job)
         end = read_history(Layout(run)).of_kind("job-end")[-1]
         assert (end.text("status"), end.text("reason")) == ("completed", "ended before its target by EarlyStopping")
-    said = subprocess.run(
-        [sys.executable, "-m", "unbroken", "outcome", run], capture_output=True, text=True, check=True
-    )
-    assert "EarlyStopping" in said.stdout and "done: the training has ended" in said.stdout
+    asked = [sys.executable, "-m", "unbroken", "outcome", str(run)]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    assert "EarlyStopping" in said and "done: the training has ended" in said

@@ -899,4 +899,11 @@ FRAMEWORKS: tuple[Mutation, ...] = (
         "",
         f"{_LIGHTNING}test_another_schedule_is_refused_by_name_and_another_rate_is_named",
     ),
+    one(
+        "the save of a validation counted for the step after it by Lightning",
+        "frameworks/lightning_job.py",
+        "            self._saved_batch, self._saved_step = self._described_at\n",
+        "            self._saved_batch, self._saved_step = self._batch, self._described_at[1]\n",
+        f"{_LIGHTNING}test_a_save_during_a_validation_does_not_stand_for_the_step_after_it",
+    ),
 )

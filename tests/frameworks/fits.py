@@ -74,7 +74,9 @@ def make_model(pl: Any, job: dict[str, Any]) -> Any:  # noqa: ANN401
             self.log("val_loss", self._loss(batch))
 
         def configure_optimizers(self) -> Any:  # noqa: ANN401
-            optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+            optimizer = torch.optim.AdamW(self.parameters(), lr=job.get("lr", 1e-2))
+            if job.get("cosine"):
+                return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)]
             if job.get("plateau"):
                 plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=10.0)
                 return [optimizer], [{"scheduler": plateau, "monitor": "val_loss"}]

@@ -474,3 +474,87 @@ def test_strategies_that_write_by_themselves_are_refused_before_anything_is_writ
     with pytest.raises(ValueError, match=name):
         unbroken_pl.Callback(tmp_path / "run").setup(trainer, None, "fit")
     assert not (tmp_path / "run").exists()
+
+
+SAVED: dict[str, Any] = {"checkpoints": [], "options": {"save_steps": 4}}
+
+
+@pytest.mark.promise("C11")
+def test_a_due_save_before_a_validation_is_made_at_the_next_quiet_step(jobs: Jobs, tmp_path: Path) -> None:
+    # Each multiple of 4 has a validation; step 10 is the last of its epoch.
+    validated = {"limit_val_batches": 2, "val_check_interval": 4, "check_val_every_n_epoch": None, "max_steps": 14}
+    run = tmp_path / "run"
+    killed(jobs.run(run, interrupts=[{"step": 10, "number": KILL}], **SAVED, trainer=validated))
+    assert steps_of(run) == [9, 5]
+
+
+@pytest.mark.promise("C11")
+def test_a_save_during_a_validation_does_not_stand_for_the_step_after_it(jobs: Jobs, tmp_path: Path) -> None:
+    validated = {"limit_val_batches": 2, "val_check_interval": 4}
+    best = [{"monitor": "val_loss", "save_last": False}]
+    job: dict[str, Any] = {"checkpoints": best, "options": {"save_steps": 5}, "trainer": validated}
+    killed(jobs.run(tmp_path / "run", interrupts=[{"step": 7, "number": KILL}], **job))
+    assert steps_of(tmp_path / "run") == [5, 4]
+
+
+@pytest.mark.promise("C11")
+@pytest.mark.parametrize("noise", ["validation", "epoch"])
+def test_where_no_step_is_quiet_it_saves_and_stops_behind_a_validation_or_an_epoch(
+    jobs: Jobs, tmp_path: Path, noise: str
+) -> None:
+    trainer: dict[str, Any] = {"limit_val_batches": 2, "val_check_interval": 1, "max_steps": 14}
+    if noise == "epoch":
+        trainer = {"limit_train_batches": 1, "max_epochs": 14, "max_steps": -1}
+    job: dict[str, Any] = {**SAVED, "trainer": trainer}
+    whole = jobs.run(tmp_path / "whole", plain=True, ckpt_path=None, **job)
+    run = tmp_path / "run"
+    killed(jobs.run(run, interrupts=[{"step": 7, "number": KILL}], **job))
+    assert steps_of(run) == [5]
+    stopped = jobs.run(run, interrupts=[{"step": 6, "number": TERM}], **job)
+    assert result(stopped)["is_stopped"] and steps_of(run) == [7, 5], stopped.said
+    resumed = jobs.run(run, **job)
+    assert resumed_from(run)[1:] == [5, 7] and resumed.digest == whole.digest, resumed.said
+
+
+@pytest.mark.promise("C11")
+def test_where_no_save_would_be_exact_a_warning_says_so_once(jobs: Jobs, tmp_path: Path) -> None:
+    # With max_steps Lightning starts the end of an epoch over.
+    ended = jobs.run(tmp_path / "run", **SAVED, trainer={"limit_train_batches": 1, "max_steps": 24})
+    assert ended.said.count("no save and no stop for 10 steps") == 1 and steps_of(tmp_path / "run") == [24]
+
+
+@pytest.mark.promise("C11")
+def test_where_two_optimizers_count_two_steps_a_batch_a_multiple_that_was_crossed_is_saved(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    job: dict[str, Any] = {"checkpoints": [], "options": {"save_steps": 5, "keep_last_k": 9}, "manual": True}
+    killed(jobs.run(run, interrupts=[{"step": 18, "number": KILL}], **job))
+    assert steps_of(run) == [16, 10, 6]
+
+
+@pytest.mark.promise("C11")
+def test_another_schedule_is_refused_by_name_and_another_rate_is_named(jobs: Jobs, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    killed(jobs.run(run, interrupts=[{"step": 6, "number": KILL}]))
+    refused = jobs.run(run, cosine=True)
+    assert refused.code == 1 and "lr_schedulers: ['StepLR'] before, ['CosineAnnealingLR'] now" in refused.said
+    resumed = jobs.run(run, lr=1.0, interrupts=[{"step": 10, "number": KILL}])
+    assert resumed.said.count("optimizer.lr was 0.01 when the checkpoint was saved and is 1 now") == 1, resumed.said
+    # The checkpoint's is used, so it is what the next job compares with; an unchanged script is not warned.
+    again = jobs.run(run)
+    assert "when the checkpoint was saved" not in again.said and again.code == 0, again.said
+    assert result(again)["rates"][0][0] < 0.01
+
+
+@pytest.mark.promise("C11")
+def test_a_training_that_early_stopping_ended_says_so(jobs: Jobs, tmp_path: Path) -> None:
+    job: dict[str, Any] = {"early": True, "checkpoints": [{}], "trainer": {**EPOCHS, "max_epochs": 8}}
+    run = tmp_path / "run"
+    for _ in range(2):
+        jobs.run(run, **job)
+        end = read_history(Layout(run)).of_kind("job-end")[-1]
+        assert (end.text("status"), end.text("reason")) == ("completed", "ended before its target by EarlyStopping")
+    asked = [sys.executable, "-m", "unbroken", "outcome", str(run)]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    assert "EarlyStopping" in said and "done: the training has ended" in said

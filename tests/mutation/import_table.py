@@ -240,6 +240,20 @@ IMPORTS: tuple[Mutation, ...] = (
         "return _other_gpt_simple(source, model)",
         f"{_NAMES}test_a_config_that_computes_otherwise_than_the_llama_is_an_error",
     ),
+    one(
+        "tensors beside the weights are left out silently",
+        "foreign/read.py",
+        "(why := _why_unread(name, contents)) is not None:",
+        "False:",
+        f"{_CHOICES}test_files_with_tensors_beside_the_weights_are_named_as_left_out",
+    ),
+    one(
+        "tensors outside the prefix are left out silently",
+        "foreign/read.py",
+        "            contents.left_out |= _outside(selection.prefix, name, state)\n",
+        "",
+        f"{_CHOICES}test_tensors_outside_the_prefix_are_named_as_left_out",
+    ),
     # ---- M28 ----
     one(
         "measured speeds have no effect",

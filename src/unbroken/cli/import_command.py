@@ -92,6 +92,8 @@ def command(
 
     if keep_names and config_file is not None:
         raise BadUsage(command=_COMMAND, complaint="--keep-names and --config cannot be used together")
+    _require_once("--item", items, "item")
+    _require_once("--tie", ties, "name")
     selection = Selection(items, prefix or "", tuple(map(_tie, ties)), allowed)
     require_new(run)
     with _repeating(run):
@@ -120,6 +122,16 @@ def command(
         "next": following,
     }
     output.document("unbroken.import/1", fields, lambda: _text(fields, contents, is_short=output.quiet))
+
+
+def _require_once(option: str, values: tuple[str, ...], kind: str) -> None:
+    """Raise where an option names one thing twice, with different sources: the last one would win silently."""
+    given: dict[str, str] = {}
+    for value in values:
+        name = value.partition("=")[0]
+        if given.setdefault(name, value) != value:
+            complaint = f"{option} {given[name]} and {option} {value} have the same {kind}; give one of them"
+            raise BadUsage(command=_COMMAND, complaint=complaint)
 
 
 def _tie(text: str) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from unbroken.quoting.terminal import printable
 from unbroken.records.lease import Standing
 from unbroken.records.outcome import Outcome, judge_outcome, with_exit_code
 from unbroken.records.process import process_of
+from unbroken.records.stop import StopReason
 from unbroken.records.takeover import LeaseWatch
 from unbroken.report.style import Style
 
@@ -77,6 +78,9 @@ def _text(outcome: Outcome, style: Style) -> str:
     lines = [("status", f"{paint(outcome.status)}: {job}{at}")]
     if outcome.reason:
         lines.append(("reason", outcome.reason))
-    lines.append(("class", f"{outcome.verdict}: {_NEXT[outcome.verdict]}"))
+    # A training may be complete before its target, by early stopping for example: the reason says so.
+    is_early = outcome.verdict == "done" and outcome.reason != StopReason("done").sentence()
+    following = "the training has ended" if is_early else _NEXT[outcome.verdict]
+    lines.append(("class", f"{outcome.verdict}: {following}"))
     lines.append(("exit", str(outcome.exit_code)))
     return "\n".join(f"{style.dim(label.ljust(7))}  {printable(value)}" for label, value in lines)

@@ -28,12 +28,12 @@ _CALLED: Final[dict[Names, dict[str, str]]] = {
 
 def _samples(stream: Stream, numbers: Sequence[int], names: Names) -> list[Sample]:
     rows = stream.read(numbers)
-    positions = torch.arange(stream.max_length)
+    positions = torch.arange(stream.max_length).repeat(len(numbers), 1)
     tokens, labels, doc_ids = map(torch.from_numpy, (rows.tokens, rows.labels, rows.doc_ids))
     called = _CALLED[names]
     found = []
     for row in range(len(numbers)):
-        whole = {"tokens": tokens[row], "labels": labels[row], "doc_ids": doc_ids[row], "positions": positions}
+        whole = {"tokens": tokens[row], "labels": labels[row], "doc_ids": doc_ids[row], "positions": positions[row]}
         found.append({called[name]: tensor for name, tensor in whole.items() if name in called})
     return found
 

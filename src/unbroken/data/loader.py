@@ -13,9 +13,11 @@ prefetched. So a state can be loaded on any world size, with any number of worke
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from numbers import Integral
 from typing import Any, Final
 
 import numpy as np
@@ -220,6 +222,19 @@ class _Counting(Sampler[int]):
             turn += 1
 
 
+class _Ending(Iterator[Batch]):
+    """What follows the batches: nothing, or again the error that ended them.
+
+    A generator that has raised only ends when it is asked again, which a loop that catches errors takes for the end.
+    """
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def __next__(self) -> Batch:
+        raise StopIteration if self.error is None else copy(self.error)
+
+
 class Loader(Iterable[Batch]):
     """One rank's batches, from its position to the end of the stream.
 
@@ -238,6 +253,7 @@ class Loader(Iterable[Batch]):
     Raises:
         LanesUnfit: the sizes do not divide each other, or a rank would have nothing to read.
         NoProcessGroup: the launcher says that there are several ranks and no process group was initialised.
+        TypeError: a number is not a whole number.
         ValueError: only one of ``rank`` and ``world_size`` is given, or ``num_workers`` or ``prefetch_factor`` is out
             of range.
     """
@@ -260,6 +276,14 @@ class Loader(Iterable[Batch]):
         if rank is None or world_size is None:
             # A guess for the other one could silently make ranks read the same lanes.
             raise ValueError(f"give both rank and world_size, or neither: rank is {rank}, world_size is {world_size}")
+        _require_whole(
+            global_batch_size=global_batch_size,
+            per_device_batch_size=1 if per_device_batch_size is None else per_device_batch_size,
+            rank=rank,
+            world_size=world_size,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+        )
         if num_workers < 0 or prefetch_factor < 1:
             given = f"are {num_workers} and {prefetch_factor}"
             raise ValueError(f"num_workers must be at least 0 and prefetch_factor at least 1, {given}")
@@ -279,19 +303,21 @@ class Loader(Iterable[Batch]):
         self._proof: ServedCheck | None = None
         self._began_at = 0
         self._serving: object = None
-        # Made once and shared by all batches: it never changes.
-        positions = torch.arange(stream.max_length).expand(self.lanes.size, -1)
-        self._positions = positions.contiguous().pin_memory() if self._pins else positions
 
     # ---- iterating ----
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches after the last whole step; workers start at once. An older iterator raises an error."""
+        """The batches after the last whole step; workers start at once. An older iterator raises an error.
+
+        After an error the iterator raises the same one each time: it does not end as if the data were exhausted.
+        """
         steps = self._whole_steps()
         turns = None if steps is None else steps * self.lanes.per_step
         reader = LaneReader(self.stream, self.lanes, self.position, turns)
         self._serving = serving = object()
-        return self._batches(self._by_workers(reader) if self.num_workers else self._here(reader), serving)
+        groups = self._by_workers(reader) if self.num_workers else self._here(reader)
+        ending = _Ending()
+        return chain(self._batches(groups, serving, ending), ending)
 
     def _here(self, reader: LaneReader) -> Iterator[Iterable[_Lane]]:
         turn, size, made = 0, self.lanes.size, _pinned if self._pins else torch.from_numpy
@@ -320,9 +346,20 @@ class Loader(Iterable[Batch]):
         )
         return map(_alone, iter(source))
 
-    def _batches(self, groups: Iterator[Iterable[_Lane]], serving: object) -> Iterator[Batch]:
+    def _batches(self, groups: Iterator[Iterable[_Lane]], serving: object, ending: "_Ending") -> Iterator[Batch]:
+        try:
+            yield from self._each_batch(groups, serving)
+        except (UnbrokenError, OSError, RuntimeError) as error:
+            # A copy, without the traceback: that leads to this frame and would keep the workers.
+            ending.error = copy(error)
+            raise
+
+    def _each_batch(self, groups: Iterator[Iterable[_Lane]], serving: object) -> Iterator[Batch]:
         start, steps, size, per_step = self.position, self.steps, self.lanes.size, self.lanes.per_step
-        whole, of_rank, positions = self.lanes.global_batch, self.lanes.of_rank, self._positions
+        whole, of_rank = self.lanes.global_batch, self.lanes.of_rank
+        counted = torch.arange(self.stream.max_length).repeat(size, 1)
+        # Copied for each batch: a loop may write into what it is given. Not pinned itself, so that pinning copies.
+        positions = counted.pin_memory if self._pins else counted.clone
         low = high = 0
         for turn, (tokens, labels, doc_ids, (more_low, more_high)) in enumerate(chain.from_iterable(groups)):
             if serving is not self._serving:
@@ -337,7 +374,7 @@ class Loader(Iterable[Batch]):
                 self.steps = steps + step + 1
                 self._count, self._low, self._high = self._count + per_step * size, self._low + low, self._high + high
                 low = high = 0
-            yield Batch(tokens, labels, doc_ids, positions, steps + step, lane, range(first, first + size))
+            yield Batch(tokens, labels, doc_ids, positions(), steps + step, lane, range(first, first + size))
 
     def _whole_steps(self) -> int | None:
         """Whole steps left in the stream."""
@@ -428,6 +465,12 @@ class Loader(Iterable[Batch]):
 
 def _check_served(proof: ServedCheck, served: Served, position: int) -> dict[str, Any]:
     return {**served.as_json(), "agrees": proof.holds(served, position)}
+
+
+def _require_whole(**given: object) -> None:
+    for name, value in given.items():
+        if not isinstance(value, Integral):
+            raise TypeError(f"{name} must be a whole number, is {value!r}")
 
 
 def _rank_and_world() -> tuple[int, int]:

@@ -295,12 +295,19 @@ class StateDiffers(ExactnessError):
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
-    # The command that imports it, if it is of another tool.
+    # Of a checkpoint of another tool: the command that imports it under other names, if that can help.
     importing: str | None = None
+    # Of a checkpoint of another tool: what to do instead.
+    remedy: str | None = None
     HEADLINE = "the objects do not match {checkpoint}"
     SO = "nothing was loaded; the objects were not changed"
 
+    def so(self) -> str | None:
+        return self.SO if self.remedy is None else f"{self.SO}; {self.remedy}"
+
     def help(self) -> tuple[Help, ...]:
+        if self.remedy is not None:
+            return (self.explained("what is compared, and how to accept a difference"),)
         if self.importing is not None:
             return (Help(self.importing, "make a run of it, with --item, --prefix or --tie"),)
         return (Help(f"unbroken show {quoted(self.checkpoint)} --tensors", "list what the checkpoint contains"),)

@@ -166,6 +166,10 @@ class ForeignFiles:
         """Note that a file cannot be read, and why."""
         self.problems.append(f"{self._shown(path)}: {_reason(wrong)[:200]}")
 
+    def has_read(self, path: Path) -> bool:
+        """Whether a file was read."""
+        return path in self._stamps
+
     def stamp(self, path: Path) -> None:
         """Remember size and time of a file, the first time it is read."""
         if (found := LOCAL.find(path)) is not None:

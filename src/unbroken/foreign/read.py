@@ -4,6 +4,7 @@ Everything is read into host memory. Whatever cannot be read is noted, and raise
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from unbroken.files import LOCAL
 from unbroken.foreign.dcp import read_dcp
 from unbroken.foreign.items import MODULE, Contents, ForeignItem, is_same, missing_ranks
 from unbroken.foreign.pickles import ForeignFiles
+from unbroken.quoting.amounts import plural
 from unbroken.state.items import RESERVED
 from unbroken.store.fields import as_whole
 from unbroken.store.foreign import (
@@ -45,6 +47,7 @@ _OBJECT_FILE: Final = re.compile(
 _OBJECTS: Final = {"dl_state_dict": "dataloader", "custom_checkpoint": "custom"}
 # In the order in which Transformers and Accelerate look for the weights of one model.
 _WEIGHTS_ORDER: Final = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
+_TENSOR_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth")
 _RNG: Final = "random numbers of another tool's loop"
 
 
@@ -116,6 +119,7 @@ def _select(contents: Contents, selection: Selection) -> list[str]:
     for name in models:
         state = contents.items[name].state
         if selection.prefix:
+            contents.left_out |= _outside(selection.prefix, name, state)
             state = {
                 key.removeprefix(selection.prefix): value
                 for key, value in state.items()
@@ -134,6 +138,17 @@ def _select(contents: Contents, selection: Selection) -> list[str]:
     return problems
 
 
+def _outside(prefix: str, item: str, state: Mapping[str, Any]) -> dict[str, str]:
+    """The tensors without the prefix, by the first part of their names, each with why they are left out."""
+    parts = Counter(
+        f"{first}.*" if dot else first
+        for first, dot, _ in (name.partition(".") for name in state if not name.startswith(prefix))
+    )
+    return {
+        f"{item}: {part}": f"{plural(number, 'tensor')} outside the prefix {prefix!r}" for part, number in parts.items()
+    }
+
+
 # ---- one file ----
 
 
@@ -145,7 +160,7 @@ def _read_file(path: Path, contents: Contents, files: ForeignFiles) -> None:
         else:
             contents.add_dictionary(found)
     elif found is not None:
-        files.problems.append(f"{path.name}: it holds a {type(found).__name__}, not a dictionary")
+        contents.problems.append(f"{path.name}: no weights by name in it; it holds a {type(found).__name__}")
 
 
 def _add_lightning(found: Mapping[str, Any], contents: Contents) -> None:
@@ -327,6 +342,8 @@ def _read_folder(path: Path, contents: Contents, files: ForeignFiles) -> None:
             contents.left_out[name] = _RNG
         elif name == "training_args.bin":
             contents.left_out[name] = "the arguments of Transformers' own trainer"
+        elif not files.has_read(path / name) and (why := _why_unread(name, contents)) is not None:
+            contents.left_out[name] = why
     if TRAINER_STATE in names:
         state = files.json(path / TRAINER_STATE)
         contents.steps |= {step for step in [as_whole(state.get("global_step"))] if step is not None}
@@ -352,6 +369,17 @@ def _add_models(path: Path, names: Sequence[str], contents: Contents, files: For
     if not forms:
         first = next(name for name in names if SHARD.fullmatch(name))
         files.problems.append(f"{index_of(first)}: is missing; {first} is one part of the weights alone")
+
+
+def _why_unread(name: str, contents: Contents) -> str | None:
+    """Why a file with tensors was not read; None for other files, and for shards of an index that is left out too."""
+    if not name.endswith(_TENSOR_SUFFIXES) or _MODEL_FILE.fullmatch(name):
+        return None
+    if name.startswith("adapter_"):
+        return "an adapter of PEFT, which is not merged into the weights"
+    if not SHARD.fullmatch(name):
+        return "not a file that Transformers or Accelerate names"
+    return None if index_of(name) in contents.left_out else "a shard that is in no index"
 
 
 def _weights_file(path: Path, name: str, files: ForeignFiles) -> Any:  # noqa: ANN401 -- what the file holds

@@ -5,6 +5,7 @@ names are mapped as the live objects ask for, and it is given the second names o
 """
 
 import os
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from unbroken.errors import (
     ForeignUnknown,
     Help,
     NotAStore,
+    NotRestored,
     NoUsableCheckpoint,
     PathMissing,
     RankFailed,
@@ -23,7 +25,7 @@ from unbroken.errors import (
     UnbrokenError,
 )
 from unbroken.errors.foreign import ImportCall
-from unbroken.foreign.items import MODULE, Contents, ForeignItem
+from unbroken.foreign.items import MODULE, Contents, ForeignItem, is_same
 from unbroken.foreign.read import NO_STEP, Selection, read_foreign, stated_steps
 from unbroken.foreign.write import commit_contents
 from unbroken.mirror.address import is_url
@@ -35,6 +37,9 @@ from unbroken.store.manifest import Manifest
 from unbroken.store.names import OWN_PARTS
 
 _TRAINS: Final = "state the step; then load from that run"
+_UNTIE: Final = "untie them in the model, or choose another checkpoint"
+_OTHER_DTYPE: Final = re.compile(r"(?P<item>[^.:]+)\.[^:]+: torch\.(?P<dtype>\w+) in the checkpoint, torch\.\w+ here")
+_CASTS: Final = {"float16": "half", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}
 _OPTIONS: Final = "make a run of it, with --item, --prefix or --tie"
 
 
@@ -61,10 +66,13 @@ class Staged:
         """An error of the restore, with the path of the other tool in place of the one that is removed."""
         if isinstance(refused, RankFailed):
             return RankFailed(rank=refused.rank, cause=self.told(refused.cause))
+        if isinstance(refused, NotRestored):
+            return replace(refused, checkpoint=str(self.source.path))
         if not isinstance(refused, StateDiffers):
             return refused
-        importing = ImportCall().again(self.source.path)
-        return replace(refused, checkpoint=str(self.source.path), importing=importing)
+        remedy = _without_import(refused)
+        importing = ImportCall().again(self.source.path) if remedy is None else None
+        return replace(refused, checkpoint=str(self.source.path), importing=importing, remedy=remedy)
 
 
 # Raised for a reference that names no checkpoint of ours.
@@ -112,7 +120,7 @@ def stage(
         needs_step: whether its step has to be known.
 
     Raises:
-        StateDiffers: it has no such item.
+        StateDiffers: it has no such item, or other values for the names of a tied tensor.
         CannotImport: it does not fit the model, or its step is needed and nothing states it.
         ForeignDamaged: files are missing, damaged, or changed while they were read.
         NeedsClass: pickles need classes that are not read by default.
@@ -138,6 +146,8 @@ def stage(
             problems += item.module.map_foreign(source, contents)
     if problems:
         raise CannotImport(path=source.path, problems=tuple(problems), remedy=remedy or _remedy(source))
+    if untied := [each for item in models for each in _untied(item, contents.items[item.name].state)]:
+        raise StateDiffers(checkpoint=str(source.path), changed=tuple(untied), remedy=_UNTIE)
     for item in models:
         contents.items[item.name] = ForeignItem(MODULE, _with_ties(item, contents.items[item.name].state))
     name = commit_contents(store, source, contents, step=step or 0)
@@ -148,15 +158,46 @@ def _remedy(source: Foreign) -> Help:
     return Help(ImportCall().again(source.path), _OPTIONS)
 
 
+def _tied(item: ModuleItem) -> list[list[str]]:
+    """The names of each parameter of a model; more than one where it is tied."""
+    tied: dict[int, list[str]] = {}
+    for raw, parameter in item.module.named_parameters(remove_duplicate=False):
+        tied.setdefault(id(parameter), []).append(clean(item.module, raw))
+    return list(tied.values())
+
+
+def _untied(item: ModuleItem, state: State) -> list[str]:
+    """The names of tied tensors for which a model's state has different values: no one tensor can hold both."""
+    if is_flat_sharded(item.module):
+        return []
+    complaints = []
+    for names in _tied(item):
+        held = [name for name in names if name in state]
+        complaints += [
+            f"{item.name}.{held[0]} and {item.name}.{other}: different values in the checkpoint, one tied tensor here"
+            for other in held[1:]
+            if not is_same(state[held[0]], state[other])
+        ]
+    return complaints
+
+
+def _without_import(refused: StateDiffers) -> str | None:
+    """What makes objects fit that an import would not; None where names differ, which an import can map."""
+    if refused.missing and refused.unexpected:
+        return None
+    kinds = [_OTHER_DTYPE.fullmatch(each) for each in refused.changed]
+    casts = {f"{each['item']}.{_CASTS[each['dtype']]}()" for each in kinds if each and each["dtype"] in _CASTS}
+    if len(casts) == 1 and all(kinds) and not refused.missing and not refused.unexpected:
+        return f"for the types of the checkpoint, call {casts.pop()} before loading"
+    return "to keep what the objects have, pass the names below in accept="
+
+
 def _with_ties(item: ModuleItem, state: State) -> State:
     """A model's state with every name of a tied tensor of which the file has one; safetensors keeps one alone."""
     if is_flat_sharded(item.module):
         return state
-    tied: dict[int, list[str]] = {}
-    for raw, parameter in item.module.named_parameters(remove_duplicate=False):
-        tied.setdefault(id(parameter), []).append(clean(item.module, raw))
     found = dict(state)
-    for names in tied.values():
+    for names in _tied(item):
         held = [name for name in names if name in state]
         found |= {name: state[held[0]] for name in names if held and name not in state}
     return found

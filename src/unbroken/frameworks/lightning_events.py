@@ -279,6 +279,20 @@ class Events:
         """Weights and callbacks are restored; with ``Sharded`` they are restored after this event."""
         if self._sharded is None:
             self._begin()
+            self._look_before_restore(trainer)
+
+    def _look_before_restore(self, trainer: Any) -> None:  # noqa: ANN401
+        """Let the job see the optimizers as the script has constructed them: Lightning has no event there."""
+        strategy, job = trainer.strategy, self.job
+        if job is None:
+            return
+        load = strategy.load_optimizer_state_dict
+
+        def load_optimizer_state_dict(checkpoint: Any) -> None:  # noqa: ANN401
+            job.note_script()
+            load(checkpoint)
+
+        strategy.load_optimizer_state_dict = load_optimizer_state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """All other callbacks are restored."""
@@ -328,17 +342,19 @@ class Events:
         """A validation is over."""
         if self.job is not None and not trainer.sanity_checking:
             self.job.log_validation()
+            self._is_over = self.job.end_pause() or self._is_over
 
     def on_train_epoch_end(self, trainer: object, pl_module: object) -> None:
         """An epoch is over."""
         if self.job is not None:
             self.job.end_epoch(pl_module)
+            self._is_over = self.job.end_pause() or self._is_over
 
     def on_fit_end(self, trainer: object, pl_module: object) -> None:
         """The training has reached its end."""
         if self.job is not None:
             self.job.end_untrained(pl_module)
-        self._leave(StopReason("done"))
+            self._leave(self.job.ending())
 
     def on_exception(self, trainer: object, pl_module: object, exception: BaseException) -> None:
         """The training is left by an exception, a stop of ours among them."""
@@ -348,6 +364,7 @@ class Events:
     def teardown(self, trainer: Any, pl_module: object, stage: str) -> None:  # noqa: ANN401
         """Restore the Trainer."""
         trainer.strategy.checkpoint_io = self._inner(trainer)
+        vars(trainer.strategy).pop("load_optimizer_state_dict", None)
         if self._sharded is not None:
             self._sharded.remove()
         trainer.callbacks = [*self._others(trainer), self]

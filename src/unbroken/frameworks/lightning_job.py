@@ -38,10 +38,19 @@ from unbroken.frameworks.lightning_links import (
 )
 from unbroken.frameworks.lightning_loader import TrainPosition, sizes_of
 from unbroken.frameworks.lightning_metrics import metrics_of, resume_metrics
-from unbroken.frameworks.lightning_state import OURS, Progress, described, progress_of, size_of
+from unbroken.frameworks.lightning_state import (
+    OURS,
+    Progress,
+    described,
+    progress_now,
+    progress_of,
+    script_items,
+    size_of,
+)
 from unbroken.frameworks.zero_engine import coming_bytes, is_accumulating
 from unbroken.quoting.log import logger
 from unbroken.records.stop import StopReason
+from unbroken.state.hyperparameters import Script
 from unbroken.state.rng import restore_rng
 from unbroken.store.keep import LastK, Policy
 from unbroken.store.scan import newest_first, scan
@@ -58,12 +67,22 @@ _ENDED: Final = "ended"
 _EXTENDS: Final = "extends_exactly"
 # The name by which a difference of the training data is accepted.
 _DATA: Final = "train_dataloader"
-_OF_THE_JOB: Final = ("world_size", "accumulate_grad_batches", "precision", "zero_stage")
+_OF_THE_JOB: Final = (
+    "world_size",
+    "accumulate_grad_batches",
+    "precision",
+    "zero_stage",
+    "optimizers",
+    "lr_schedulers",
+)
 _PACKAGES: Final = ("lightning", "pytorch_lightning")
 _EPOCH_START: Final = "on_train_epoch_start"
 _MICRO_STEPS: Final = "micro_steps"
 # Beside the RNG states of a rank: its metrics.
 _METRICS: Final = "metrics"
+# After so many steps in a row a save that is due looks for another place than a quiet step, and a warning comes.
+_OVERDUE: Final = 2
+_MANY: Final = 10
 
 Write = Callable[[Path], None]
 
@@ -95,15 +114,22 @@ class LightningJob:
         self._position: TrainPosition | None = None
         self._fixed: dict[str, Any] = {}
         self._hyperparameters: dict[str, Any] = {}
+        # What the script has constructed, taken before anything is restored.
+        self._script: Script | None = None
         # Of the last save: whether a resume from there is exact, and on rank 0 what became of it.
         self._is_exact, self._is_told = False, True
         self._done: Published | None = None
         # Where the last save was described, and where and as what the last commit was made.
         self._edge: tuple[Progress, list[bytes]] | None = None
         self._committed: tuple[tuple[Progress, list[bytes]] | None, Published] | None = None
+        # Of the last save that was described, and of the last one that was committed.
+        self._described_at = (0, 0)
         self._saved_batch: int | None = None
+        self._saved_step = 0
         # A save that was not exact, or a refused one, is made up for at the next edge.
         self._is_due = self._is_ending = False
+        # Steps in a row at which a save was due and could not be made, and whether this batch ended the last of them.
+        self._waited, self._is_overdue = 0, False
         self._row: tuple[int, dict[str, float]] = (0, {})
 
     @property
@@ -125,9 +151,11 @@ class LightningJob:
             raise NoUsableCheckpoint(store=self.run.store.root, skipped=skipped)
         inside = self.point.path / FILE
         found = inside if inside.exists() else self.point.path
-        if self._engine is not None and self.point.manifest is not None:
-            # Before DeepSpeed reads: it has errors of its own for these.
-            self.run.require_same(self.point.manifest.metadata.get(_FIXED), self._world())
+        if self._engine is not None:
+            self.note_script()
+            if self.point.manifest is not None:
+                # Before DeepSpeed reads: it has errors of its own for these.
+                self.run.require_same(self.point.manifest.metadata.get(_FIXED), self._world())
         self._loaded = loaded = read(found)
         if OURS in loaded:
             # Without the states of this rank the world was another one, which is refused by name.
@@ -180,7 +208,7 @@ class LightningJob:
                 "or a ModelCheckpoint without save_weights_only"
             )
         loaded = self._loaded
-        self.step = int(loaded["global_step"]) if loaded is not None else 0
+        self.step = self._saved_step = int(loaded["global_step"]) if loaded is not None else 0
         origin = f"lightning {version}"
         self.run.begin(self.step, self.point, is_comparable=True, origin=origin)
         if self.run.world.is_first and minor_version(version) not in TESTED:
@@ -299,13 +327,16 @@ class LightningJob:
             "gradient_clip_val": trainer.gradient_clip_val,
             "gradient_clip_algorithm": str(trainer.gradient_clip_algorithm),
         }
-        if self.point.manifest is not None:
+        script = self.note_script()
+        if self.point.manifest is None:
+            self._hyperparameters |= script.start()
+        else:
             now = self._fixed
             if trainer.reload_dataloaders_every_n_epochs and progress is not None and not progress.is_inside:
                 # The data of the next epoch may be another.
                 now = {name: value for name, value in now.items() if name in _OF_THE_JOB}
             self.run.require_same(self.point.manifest.metadata.get(_FIXED), now)
-            self.run.name_changes(self.point.manifest.metadata.get(_HYPERPARAMETERS), self._hyperparameters)
+            self._name_changes(script, self.point.manifest.metadata.get(_HYPERPARAMETERS))
         self._require_position(position)
         if self.run.world.is_first:
             self._name_inexact(module)
@@ -321,6 +352,24 @@ class LightningJob:
         target = trainer.estimated_stepping_batches
         self.run.recorder.snapshot(step=self.step, max_steps=int(target) if math.isfinite(target) else None)
         self.run.clock.resume_clock()
+
+    def note_script(self) -> Script:
+        """The optimizers and schedules as the script has constructed them: first called before they are restored."""
+        if self._script is None:
+            trainer = self._trainer
+            schedules = [each.scheduler for each in trainer.lr_scheduler_configs]
+            self._script = Script(script_items(trainer.optimizers, schedules, trainer.lightning_module))
+        return self._script
+
+    def _name_changes(self, script: Script, known: object) -> None:
+        """Name the values that the script has chosen otherwise than when the run began; the checkpoint's are used."""
+        before = known if isinstance(known, dict) else {}
+        self.run.name_changes(before, self._hyperparameters)
+        changes = script.changes(before)
+        self.run.name_changes(
+            {each.name: each.checkpoint for each in changes}, {each.name: each.script for each in changes}
+        )
+        self._hyperparameters |= script.continued(before, "checkpoint")
 
     def _make_up_for_epoch_start(self, module: object) -> None:
         """Lightning leaves out ``on_train_epoch_start`` in an epoch that is resumed."""
@@ -348,6 +397,8 @@ class LightningJob:
             "accumulate_grad_batches": trainer.accumulate_grad_batches,
             "precision": str(trainer.precision),
             **(self._world() if self._engine is not None else {}),
+            "optimizers": [type(each).__name__ for each in trainer.optimizers],
+            "lr_schedulers": [type(each.scheduler).__name__ for each in trainer.lr_scheduler_configs],
             **sizes_of(trainer.train_dataloader),
         }
 
@@ -408,20 +459,51 @@ class LightningJob:
             UnbrokenError: the job stops, and its last save failed.
         """
         self._hear()
-        step = self._trainer.global_step
+        step, self._is_overdue = self._trainer.global_step, False
         if step == self.step:
             # A step is not over: its gradients are in no checkpoint.
             return False
         self.step = step
         if self.stop is None:
             self.stop = self.run.step_done(step)
+        is_target = 0 < self._trainer.max_steps <= step
+        is_wanted = self.stop is not None or is_target or self._is_periodic(step) or self._is_due
         if not self._is_quiet():
             # The end of the epoch or a validation comes first: Lightning would leave it out after a resume.
+            self._wait(is_wanted=is_wanted)
             return False
-        is_target = 0 < self._trainer.max_steps <= step
-        is_periodic = self.save_steps is not None and step % self.save_steps == 0
-        if self.stop is not None or is_target or is_periodic or self._is_due:
+        if is_wanted:
             self._save(is_last=self.stop is not None or is_target)
+        return self.stop is not None
+
+    def _is_periodic(self, step: int) -> bool:
+        """Whether a multiple of ``save_steps`` was reached since the last save; several optimizers count several."""
+        every = self.save_steps
+        return every is not None and step // every > self._saved_step // every
+
+    def _wait(self, *, is_wanted: bool) -> None:
+        self._waited = self._waited + 1 if is_wanted else 0
+        self._is_overdue = self._waited >= _OVERDUE
+        if self._waited == _MANY and self.run.world.is_first:
+            _log.warning(
+                "no save and no stop for %d steps: after each of them an epoch ends or a validation comes, where "
+                "Lightning cannot resume exactly; make the epochs longer, or set max_epochs without max_steps",
+                _MANY,
+            )
+
+    def end_pause(self) -> bool:
+        """What follows a batch, a validation or the end of an epoch, is over; whether the job has to stop now.
+
+        Where no step is quiet, a save is made here, if a resume from here is exact.
+
+        Raises:
+            LeaseLost: another job has taken the run.
+            UnbrokenError: the job stops, and its last save failed.
+        """
+        if not self._is_overdue or not self._is_exact_at(progress_now(self._trainer.fit_loop)):
+            return False
+        self._hear()
+        self._save(is_last=self.stop is not None)
         return self.stop is not None
 
     @property
@@ -491,6 +573,7 @@ class LightningJob:
         """Add the RNG states of all ranks to what Lightning is about to write; called on all of them."""
         progress = progress_of(checkpoint)
         self._is_exact, self._is_told, self._done = self._is_exact_at(progress), False, None
+        self._described_at = self._batch, int(checkpoint["global_step"])
         # A ModelCheckpoint may save the end of the training before this callback would.
         self._is_ending = not progress.is_inside and self._is_last_epoch()
         position = self._position if self._position is not None else TrainPosition(None)
@@ -618,7 +701,8 @@ class LightningJob:
             if isinstance(done.error, LeaseLost):
                 raise done.error
         else:
-            self._is_due, self._saved_batch = False, self._batch
+            self._is_due, self._waited = False, 0
+            self._saved_batch, self._saved_step = self._described_at
         return done
 
     # ---- metrics ----
@@ -651,6 +735,16 @@ class LightningJob:
         self.run.recorder.flush(durable=durable)
 
     # ---- ending ----
+
+    def ending(self) -> StopReason:
+        """Why the training is complete: its target is reached, or a callback has ended it before."""
+        trainer = self._trainer
+        epochs, limit = int(trainer.fit_loop.epoch_progress.current.processed), trainer.max_epochs
+        is_reached = 0 < trainer.max_steps <= trainer.global_step or (limit not in (None, -1) and epochs >= limit)
+        if is_reached or not trainer.should_stop:
+            return StopReason("done")
+        names = sorted({type(each).__name__ for each in _kind_of("EarlyStopping", trainer.callbacks)})
+        return StopReason("done", f"ended before its target by {' or '.join(names) or 'trainer.should_stop'}")
 
     def end_untrained(self, module: object) -> None:
         """Lightning has found the training complete, and left out its end: leave what the job before has left."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from unbroken.state.items import Item, ObjectItem, OptimizerItem, Stateful
 from unbroken.store.digest import BlockDigester
 from unbroken.store.manifest import Tensor
 
@@ -44,6 +45,30 @@ def progress_of(checkpoint: Mapping[str, Any]) -> Progress:
         is_last_batch=bool(batch["is_last_batch"]),
         is_settled=batch["total"]["completed"] == batch["total"]["processed"],
     )
+
+
+def progress_now(fit_loop: Any) -> Progress:  # noqa: ANN401 - of one package or the other
+    """The progress of a fit loop as a checkpoint would have it now."""
+    epoch, batch = fit_loop.epoch_progress.current, fit_loop.epoch_loop.batch_progress
+    return Progress(
+        batches=batch.current.processed,
+        is_inside=epoch.started > epoch.processed,
+        is_last_batch=bool(batch.is_last_batch),
+        is_settled=batch.total.completed == batch.total.processed,
+    )
+
+
+def script_items(optimizers: Sequence[Any], schedules: Sequence[Any], module: torch.nn.Module) -> list[Item]:
+    """The optimizers and schedules, whose values a script chooses."""
+    found: list[Item] = []
+    for kind, objects in (("optimizer", optimizers), ("scheduler", schedules)):
+        for number, each in enumerate(objects):
+            name = kind if len(objects) == 1 else f"{kind}_{number}"
+            if isinstance(each, torch.optim.Optimizer):
+                found.append(OptimizerItem(name, each, module))
+            elif isinstance(each, Stateful) and kind == "scheduler":
+                found.append(ObjectItem(name, each))
+    return found
 
 
 def described(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -154,6 +154,56 @@ def test_a_batch_has_all_that_a_model_takes(tmp_path: Path) -> None:
         batch["step"]
 
 
+@pytest.mark.promise("C13")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_loop_writes_into_a_batch_reaches_no_other_batch(workers: int, tmp_path: Path) -> None:
+    make_corpus(tmp_path, TWO_BUCKETS)
+    served = Loader(
+        open_stream(tmp_path),
+        global_batch_size=4,
+        per_device_batch_size=2,
+        num_workers=workers,
+        multiprocessing_context=_fork(workers),
+    )
+    batches = iter(served)
+    # As it comes, the first alone and the next four together: each is overwritten before the next one is taken.
+    kept = []
+    for number in range(8):
+        batch = next(batches)
+        rows = served.stream.read(batch.samples)
+        expected = [each.tolist() for each in (rows.tokens, rows.labels, rows.doc_ids)] + [[list(range(32))] * 2]
+        assert [batch[name].tolist() for name in batch.keys()] == expected  # noqa: SIM118
+        for name in batch.keys():  # noqa: SIM118
+            batch[name].fill_(-1000 - number)
+        kept.append(batch)
+    for number, batch in enumerate(kept):
+        assert all(bool((batch[name] == -1000 - number).all()) for name in batch.keys())  # noqa: SIM118
+
+
+def test_an_iterator_that_has_ended_stays_ended(tmp_path: Path) -> None:
+    batches = iter(Loader(make_stream(tmp_path), global_batch_size=4))
+    assert list(batches) and list(batches) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("global_batch_size", "4"),
+        ("global_batch_size", 4.0),
+        ("per_device_batch_size", "2"),
+        ("num_workers", 1.5),
+        ("prefetch_factor", None),
+        ("world_size", "1"),
+    ],
+)
+def test_a_number_that_is_not_whole_is_refused_by_the_name_of_its_parameter(
+    name: str, value: object, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"global_batch_size": 4, "rank": 0, "world_size": 1, name: value}
+    with pytest.raises(TypeError, match=f"^{name} must be a whole number, is {value!r}$"):
+        Loader(make_stream(tmp_path), **given)
+
+
 # ---- batches that are made together ----
 
 
@@ -206,6 +256,11 @@ def test_a_damaged_sample_is_reported_at_its_own_batch_and_those_before_it_are_s
         next(batches)
     assert damage.value.sample == damaged
     assert served.position == damaged
+    # Again, and not the end: a loop that catches the error would take that for the end of the data.
+    for _ in range(2):
+        with pytest.raises(SequenceDamaged) as again:
+            next(batches)
+        assert str(again.value) == str(damage.value) and again.value.sample == damaged
 
 
 def test_a_batch_keeps_no_more_memory_than_that_of_a_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,6 +274,52 @@ def test_a_pickled_module_with_a_part_that_is_none_is_not_imported_in_part(tmp_p
     assert "odd of its pickled module" in refused.value.problems[0]
 
 
+# ---- what is not taken ----
+
+
+def test_files_with_tensors_beside_the_weights_are_named_as_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-5"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    save_file(weights(1), folder / "model.safetensors")
+    left = ["adapter_model.safetensors", "model-00001-of-00099.safetensors", "other.safetensors"]
+    for name in left:
+        save_file(weights(2), folder / name)
+    (folder / "optimizer.pt").write_bytes(b"")
+    live = model(3)
+    found = unbroken.load(folder, model=live)
+    assert bits(live) == bits(model(1)) and sorted(found.left_out) == left
+    assert "PEFT" in found.left_out[left[0]] and "in no index" in found.left_out[left[1]]
+    # The shards that an index names are read, and one of an older save is not.
+    (folder / "optimizer.pt").unlink()
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    index = {"weight_map": dict.fromkeys(weights(1), "model-00001-of-00001.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    code, document = call(folder, tmp_path / "run")
+    assert code == 0 and sorted(document["left_out"]) == left
+
+
+def test_tensors_outside_the_prefix_are_named_as_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "step-7.pt"
+    state = {f"{part}.{name}": value for part in ("net", "ema") for name, value in weights(1).items()}
+    torch.save({"model": {**state, "scale": torch.ones(1)}}, path)
+    code, document = call(path, tmp_path / "run", "--prefix", "net.")
+    assert code == 0 and document["left_out"] == {
+        "model: ema.*": f"{len(weights(1))} tensors outside the prefix 'net.'",
+        "model: scale": "1 tensor outside the prefix 'net.'",
+    }
+
+
+@pytest.mark.parametrize(("option", "first", "second"), [("--item", "model=net", "model=ema"), ("--tie", "a=b", "a=c")])
+def test_one_name_with_two_sources_is_bad_usage(tmp_path: Path, option: str, first: str, second: str) -> None:
+    path = tmp_path / "step-7.pt"
+    torch.save({"net": weights(1), "ema": weights(2)}, path)
+    code, document = call(path, tmp_path / "run", option, first, option, second)
+    assert (code, document["kind"]) == (2, "bad-usage") and not (tmp_path / "run").exists()
+    assert f"{option} {first} and {option} {second}" in document["message"]
+    assert call(path, tmp_path / "run", "--item", "model=net", "--item", "model=net")[0] == 0
+
+
 # ---- help lines and addresses ----
 
 

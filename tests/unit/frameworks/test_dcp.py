@@ -382,9 +382,7 @@ def test_a_loop_that_saves_and_never_asks_gets_one_warning(
 
 
 @pytest.mark.promise("C7")
-def test_a_resumed_script_is_told_to_skip_batches_only_where_it_may_have_to(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_resumed_script_learns_which_batches_to_skip(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save(tmp_path / "run", 1, 2)
     with caplog.at_level("INFO"), opened(tmp_path / "run"):
         pass

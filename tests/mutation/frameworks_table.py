@@ -25,6 +25,20 @@ _ZERO = "tests/frameworks/test_lightning_deepspeed.py::"
 
 FRAMEWORKS: tuple[Mutation, ...] = (
     one(
+        "another precision of the Trainer continued without a word",
+        "frameworks/trainer_job.py",
+        '        "precision": args.mixed_precision,\n',
+        "",
+        f"{_ARGUMENTS}test_another_precision_is_refused_by_name_and_the_job_ends_at_the_step_of_the_checkpoint",
+    ),
+    one(
+        "the state of another optimizer left to the Trainer's own error",
+        "frameworks/trainer_job.py",
+        "    if before is not None and before != now:\n",
+        "    if False:\n",
+        f"{_ARGUMENTS}test_another_optimizer_is_refused_by_name_and_another_build_of_it_is_not",
+    ),
+    one(
         "another number of ranks or another stage left to DeepSpeed's own error",
         "frameworks/deepspeed.py",
         '        run.require_same(manifest.metadata, {"world_size": run.world.size, **self._facts()})\n',
@@ -452,8 +466,8 @@ FRAMEWORKS: tuple[Mutation, ...] = (
     one(
         "prune deletes a checkpoint to which a link leads",
         "cli/prune.py",
-        "        spared |= _linked(store, decision.released)\n",
-        "        pass\n",
+        "spared |= _linked(store, decision.released) | _unconfirmed(",
+        "spared |= _unconfirmed(",
         "tests/e2e/test_store_commands.py::test_prune_keeps_what_a_link_beside_the_checkpoints_leads_to",
     ),
     one(

@@ -217,7 +217,7 @@ MIRROR = (
          "                    require_present(store, self._mirror.client)\n", "",
          f"{_AWAY}test_a_mirror_that_goes_away_during_training_is_not_made_anew"),
     one("a run of the same name takes over a mirror", "mirror/ownership.py",
-         "elsewhere = _elsewhere(store, owner) if is_second_copy else None", "elsewhere = None",
+         "elsewhere = _elsewhere(store, owner, is_second_copy=is_second_copy)\n", "elsewhere = None\n",
          f"{_AWAY}test_a_run_of_the_same_name_elsewhere_is_refused_while_the_mirrors_run_is_there[file]"),
     one("what is read back goes past the bandwidth", "mirror/upload.py",
          "        limits.wait_for(size_bytes)\n", "",

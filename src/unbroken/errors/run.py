@@ -299,6 +299,8 @@ class StateDiffers(ExactnessError):
     importing: str | None = None
     # Of a checkpoint of another tool: what to do instead.
     remedy: str | None = None
+    # Whether `dcp.load` was called with a state dict of the script's own.
+    is_dcp: bool = False
     HEADLINE = "the objects do not match {checkpoint}"
     SO = "nothing was loaded; the objects were not changed"
 
@@ -310,6 +312,11 @@ class StateDiffers(ExactnessError):
             return (self.explained("what is compared, and how to accept a difference"),)
         if self.importing is not None:
             return (Help(self.importing, "make a run of it, with --item, --prefix or --tie"),)
+        if self.is_dcp:
+            return (
+                Help("get_optimizer_state_dict(...)", "an optimizer without state: use this, or make one step first"),
+                Help("reader(partial=True)", "leave the rest of the checkpoint out"),
+            )
         return (Help(f"unbroken show {quoted(self.checkpoint)} --tensors", "list what the checkpoint contains"),)
 
     def details(self) -> Iterator[str]:

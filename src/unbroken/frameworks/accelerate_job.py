@@ -34,6 +34,7 @@ from unbroken.frameworks.loader_pass import (
     unpacked_states,
     way_of,
 )
+from unbroken.frameworks.unsaved_tensors import UnsavedTensors, named_holders
 from unbroken.loop.job_start import record_data_notices
 from unbroken.loop.logged_metrics import LoggedMetrics
 from unbroken.loop.loop_checks import are_equal
@@ -93,11 +94,15 @@ class AccelerateJob:
         self._began: Began | None = None
         self._loader: Any = None
         self._saved_step: int | None = None
+        # Of the chosen checkpoint: where a job ends whose resume is refused.
+        self._found_step = 0
         self._hyperparameters: Mapping[str, str] = {}
         self._updates = 0
         self._undo: list[Any] = []
         self._is_ours = self._has_warned = False
         self._watched, self._watch = 0, UnsavedWatch({})
+        self._named: Mapping[str, object] = {}
+        self._unsaved = UnsavedTensors()
         self._before: BeforeBatches | None = None
         self._workers_before: list[int | None] | None = None
         self._looked_for_open = 0
@@ -131,6 +136,7 @@ class AccelerateJob:
         script = Script(items_of(self.accelerator, self._held))
         self._point = point = self.run.find_resume_point(asked, require_complete)
         if point.manifest is not None:
+            self._found_step = point.manifest.step
             self.run.require_same(point.manifest.metadata.get(_FIXED), fixed_of(self.accelerator, self._held))
         self._name_changes(script, point)
         if point.path is not None:
@@ -165,7 +171,9 @@ class AccelerateJob:
         before = point.manifest.metadata.get(_HYPERPARAMETERS) if point.manifest is not None else None
         changes = script.changes(before or {})
         self.run.name_changes(
-            {each.name: each.checkpoint for each in changes}, {each.name: each.script for each in changes}
+            {each.name: each.checkpoint for each in changes},
+            {each.name: each.script for each in changes},
+            restored=[each.name for each in changes],
         )
         self._hyperparameters = script.continued(before, "checkpoint")
 
@@ -209,7 +217,14 @@ class AccelerateJob:
             if each.called not in settings.audit_ignore and not each.type_name.startswith("_")
         ]
         self._watch = UnsavedWatch(named_rngs(frame, ignore=settings.audit_ignore))
+        self._named = named_holders(frame, ignore=settings.audit_ignore)
         self._report([str(each) for each in found])
+
+    def _changed_tensors(self) -> list[str]:
+        """What the script keeps in tensors, changes and has not registered."""
+        held = self._held
+        saved = [*held.models, *held.optimizers, *held.schedulers, *held.loaders, *held.registered]
+        return [] if self._unsaved.is_over else self._unsaved.changed(self._named, saved=saved)
 
     def _report(self, unsaved: list[str]) -> None:
         if not unsaved:
@@ -391,6 +406,8 @@ class AccelerateJob:
         if not self.count_updates():
             return None
         step = self.place.step
+        if not self._unsaved.has_looked:
+            self._changed_tensors()
         if step % self.run.settings.logging_steps == 0:
             self._write_metrics()
         reason = self.run.step_done(step)
@@ -422,7 +439,7 @@ class AccelerateJob:
         if step == self._saved_step:
             return
         self._write_metrics(durable=True)
-        self._report([str(each) for each in self._watch.drawn_from()])
+        self._report([*map(str, self._watch.drawn_from()), *self._changed_tensors()])
         self._name_gradients()
         self._name_open_loaders()
         self.run.clock.save_started()
@@ -543,7 +560,7 @@ class AccelerateJob:
             with contextlib.suppress(RuntimeError):
                 renew(loader)
         self._write_metrics(durable=True)
-        self.run.close(ending, step=self.place.step)
+        self.run.close(ending, step=self.place.step or self._found_step)
 
 
 _WAYS: Final = {

@@ -69,6 +69,8 @@ class Checkpoints(OwnLoop):
         UnbrokenError: storage or a mirror refused.
     """
 
+    _position = "unless the state dict contains the loader (StatefulDataLoader), the script has to skip the batches of"
+
     def __init__(
         self,
         directory: str | PathLike[str],
@@ -83,6 +85,7 @@ class Checkpoints(OwnLoop):
             require=_require_dcp,
             origin=ORIGIN,
             version=f"torch {torch.__version__}",
+            position=self._position,
         )
 
     def step_done(self, step: int, **metrics: object) -> bool:

@@ -332,7 +332,7 @@ class SourceReader(StorageReader):
         asked = {item.storage_index.fqn for plan in plans for item in plan.items}
         unasked = sorted(name for name in _with_elements(self._metadata.state_dict_metadata) if name not in asked)
         if unasked and not self._partial:
-            raise StateDiffers(checkpoint=str(self.path), unexpected=tuple(unasked))
+            raise StateDiffers(checkpoint=str(self.path), unexpected=tuple(unasked), is_dcp=True)
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "Future[None]":

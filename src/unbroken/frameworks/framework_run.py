@@ -302,15 +302,26 @@ class FrameworkRun:
             if self.world.is_first:
                 _log.warning("not exact: accepted: %s: %s before, %s now", name, known[name], value)
 
-    def name_changes(self, before: object, now: Mapping[str, object]) -> None:
-        """Name hyperparameters that have changed since the checkpoint; a script may change them on purpose."""
+    def name_changes(
+        self, before: object, now: Mapping[str, object], *, restored: Collection[str] | None = None
+    ) -> None:
+        """Name hyperparameters that have changed since the checkpoint; a script may change them on purpose.
+
+        Args:
+            before: what the manifest of the checkpoint says; names that are not in it are not compared.
+            now: what holds in this job.
+            restored: the names whose old values the checkpoint restores; None if that is not known.
+        """
         known = before if isinstance(before, dict) else {}
         for name, value in now.items():
             if name in known and known[name] != value:
-                notice = (
-                    f"{name} was {known[name]} when the checkpoint was saved and is {value} now: where the checkpoint "
-                    "does not restore the old value, the steps from here on are not those of the interrupted training"
-                )
+                if restored is None:
+                    effect = "if the checkpoint does not restore the old value, the training is not the interrupted one"
+                elif name in restored:
+                    effect = f"the checkpoint restores the old value, so {known[name]} is used"
+                else:
+                    effect = f"the old value is not restored: {value} is used from here on"
+                notice = f"{name} was {known[name]} when the checkpoint was saved and is {value} now: {effect}"
                 self.recorder.event("notice", text=notice)
                 if self.world.is_first:
                     _log.warning("%s", notice)
@@ -581,7 +592,7 @@ class FrameworkRun:
         self.recorder.committed(folder.step)
         self.recorder.snapshot(latest_checkpoint=done.name)
         if self.world.is_first:
-            _log.info("saved %s (digested, synced and published in %.1f s)", done.name, done.seconds)
+            _log.info("saved %s in %.1f s (training paused %.1f s)", done.name, done.seconds, paused_s)
 
     def note_refusal(self, step: int, error: UnbrokenError) -> None:
         """Record a save that failed; training continues."""

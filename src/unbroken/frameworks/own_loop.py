@@ -46,7 +46,19 @@ class OwnLoop:
         require: Callable[[Path], None],
         origin: str,
         version: str,
+        position: str = "the script has to skip the batches of",
     ) -> None:
+        """Take the run and choose its checkpoint.
+
+        Args:
+            directory: the run.
+            options: how the run is saved, kept and stopped.
+            resume: another checkpoint to go back to.
+            require: raises if a folder is no checkpoint that can be resumed from.
+            origin: the framework, as manifests name it.
+            version: the framework and its version, for the records.
+            position: what a resumed script has to do about the data; empty if the framework saves the position.
+        """
         known = LoopOptions.__optional_keys__
         settings = settings_of(options, known, called="Checkpoints", save_steps=None, keep_last_k=3)
         run_directory = absolute_run(directory)
@@ -73,12 +85,10 @@ class OwnLoop:
             self._end(refused)
             raise
         run.recorder.snapshot(step=self._step)
-        if self._step and run.world.is_first:
+        if self._step and position and run.world.is_first:
             # Not silent: a shuffled loader would begin its epoch again, in another order.
             done = amounts.plural(self._step, "step")
-            _log.info(
-                "the position in the data is not saved by %s: the script has to skip the batches of %s", origin, done
-            )
+            _log.info("the position in the data is not saved by %s: %s %s", origin, position, done)
 
     # ---- what the loop asks ----
 

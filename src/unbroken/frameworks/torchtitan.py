@@ -33,6 +33,12 @@ _log = logger(__name__)
 TESTED: Final = ("0.3",)
 
 
+class _WithLoader(Checkpoints):
+    """Torchtitan saves its data loader with the rest."""
+
+    _position = ""
+
+
 class CheckpointManager(checkpointer.CheckpointManager):  # type: ignore[misc] # torchtitan has no types
     """torchtitan's manager; each checkpoint is committed by one rename, verified before it is loaded, and mirrored.
 
@@ -84,7 +90,7 @@ class CheckpointManager(checkpointer.CheckpointManager):  # type: ignore[misc] #
         without_limit.keep_latest_k = 0
         super().__init__(without_limit, **parts)
         self._asked_step = config.load_step
-        self.run = Checkpoints(
+        self.run = _WithLoader(
             self.folder,
             resume=None if config.load_step == -1 else config.load_step,
             keep_last_k=config.keep_latest_k or None,

@@ -3,9 +3,10 @@
 Owns what is changed in ``TrainingArguments`` meanwhile, and gives them back.
 """
 
+import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,17 +14,20 @@ from typing import Any, Final
 import torch
 from transformers import EarlyStoppingCallback, Trainer, TrainerControl, TrainerState, TrainingArguments
 from transformers import __version__ as transformers_version
+from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from unbroken.errors import RankFailed, StorageError, StorageFailed, WeightsOnly
+from unbroken.errors import RankFailed, StateDiffers, StorageError, StorageFailed, WeightsOnly
 from unbroken.frameworks.epoch_rng import packed, read_rng, rng_name
 from unbroken.frameworks.folders import Folder
 from unbroken.frameworks.framework_run import FrameworkRun, ResumePoint, is_refusal
 from unbroken.frameworks.trainer_batches import TrainerBatches
+from unbroken.frameworks.unsaved_tensors import UnsavedTensors
 from unbroken.quoting.amounts import plural
 from unbroken.quoting.log import logger
 from unbroken.records.stop import StopReason
 from unbroken.state.rng import capture_rng, restore_rng, rng_devices
+from unbroken.state.wrappers import real
 from unbroken.store.keep import Candidate
 from unbroken.store.manifest import Manifest
 from unbroken.tested_versions import minor_version
@@ -31,6 +35,7 @@ from unbroken.tested_versions import minor_version
 _log = logger(__name__)
 TESTED: Final = ("5.22",)
 ORIGIN: Final = "transformers"
+_NOT_OF_SCRIPT: Final = ("transformers.", "unbroken.", "trl.")
 _TRAINER_STATE: Final = "trainer_state.json"
 _ARGUMENTS: Final = "training_args.bin"
 # In the manifest: what must not change between two jobs of one run.
@@ -38,9 +43,23 @@ _FIXED: Final = "fixed"
 _HYPERPARAMETERS: Final = "hyperparameters"
 # Arguments that the bits depend on, and that a script may change between two jobs.
 _NAMED: Final = (
-    *("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "optim"),
-    *("adam_beta1", "adam_beta2", "adam_epsilon", "max_steps", "num_train_epochs", "label_smoothing_factor"),
+    *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "weight_decay"),
+    *("max_grad_norm", "optim", "optim_args", "optim_target_modules", "adam_beta1", "adam_beta2", "adam_epsilon"),
+    *("max_steps", "num_train_epochs", "label_smoothing_factor", "neftune_noise_alpha"),
+    *("average_tokens_across_devices", "torch_compile", "use_liger_kernel"),
 )
+# Of those: what the optimizer keeps in its groups, whose values come from the checkpoint.
+_RESTORED: Final = frozenset(("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"))
+# In the manifest: the class of the optimizer that was saved.
+_OPTIMIZER: Final = "optimizer"
+# The classes that values of ``optim`` stand for; those of other libraries are known by the value alone.
+_CLASSES: Final = {
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused"), "AdamW"),
+    "adafactor": "Adafactor",
+    "sgd": "SGD",
+    "adagrad": "Adagrad",
+    "rmsprop": "RMSprop",
+}
 _TARGET: Final = "target"
 # Logged with every summary: how long it took is not what was computed.
 _TIMES: Final = ("_runtime", "_per_second")
@@ -80,6 +99,9 @@ class TrainerJob:
         self.stop: StopReason | None = None
         self.step = self.target_steps = 0
         self.published_step: int | None = None
+        self._unsaved = UnsavedTensors()
+        # What is saved; the class that it has.
+        self.optimizer: object = None
         self._fixed = _fixed_of(args, length)
         self._hyperparameters = {name: _plain(getattr(args, name, None)) for name in _NAMED}
         self._target = {"max_steps": args.max_steps, "num_train_epochs": float(args.num_train_epochs)}
@@ -113,8 +135,13 @@ class TrainerJob:
         if path is None:
             return None
         if manifest is not None:
+            # For the outcome, if the resume is refused.
+            self.step = manifest.step
             self.run.require_same(manifest.metadata.get(_FIXED), self._fixed)
-            self.run.name_changes(manifest.metadata.get(_HYPERPARAMETERS), self._hyperparameters)
+            before = manifest.metadata.get(_HYPERPARAMETERS)
+            if trainer is not None:
+                _require_same_optimizer(trainer, path, manifest.metadata.get(_OPTIMIZER), before)
+            self.run.name_changes(before, self._hyperparameters, restored=_RESTORED)
         state = TrainerState.load_from_json(str(path / _TRAINER_STATE))
         is_reached = state.global_step >= state.max_steps > 0
         is_over = asked is None and trainer is not None and _has_stopped_early(trainer, state)
@@ -289,7 +316,13 @@ class TrainerJob:
         policies = (
             () if not self._limit or self._limit < 1 else (SaveTotalLimit(self._limit, best and Path(best).name),)
         )
-        metadata = {_FIXED: self._fixed, _TARGET: self._target, _HYPERPARAMETERS: self._hyperparameters}
+        optimizer = None if self.optimizer is None else type(real(self.optimizer)).__name__
+        metadata = {
+            _FIXED: self._fixed,
+            _TARGET: self._target,
+            _HYPERPARAMETERS: self._hyperparameters,
+            _OPTIMIZER: optimizer,
+        }
         folder = Folder(state.global_step, ORIGIN, metrics, metadata, policies)
         done = self.run.publish(folder, is_staged=staged is not None)
         if done.error is None:
@@ -318,6 +351,36 @@ class TrainerJob:
             torch.save(self._args, folder / _ARGUMENTS)
         except (OSError, RuntimeError) as refused:
             raise StorageFailed(operation="write", path=folder, cause=str(refused)) from refused
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether the callbacks were looked at in this job."""
+        return self._unsaved.has_looked
+
+    def name_unsaved(self, callbacks: Collection[object], given: Collection[object]) -> None:
+        """Name the tensors that callbacks of the script change and no checkpoint has, at the first saves.
+
+        Args:
+            callbacks: those of the trainer.
+            given: what the Trainer gives to callbacks: model, optimizer, loaders.
+        """
+        if self._unsaved.is_over or not self.run.world.is_first:
+            return
+        candidates = {
+            f"{type(each).__name__}.{name}": value
+            for each in callbacks
+            if not isinstance(each, ExportableState) and not type(each).__module__.startswith(_NOT_OF_SCRIPT)
+            for name, value in vars(each).items()
+        }
+        unsaved = self._unsaved.changed(candidates, saved=given)
+        for each in unsaved:
+            _log.warning(
+                "not saved by the Trainer, so a resume starts it over: the tensors of the callback in %s "
+                "(make the callback an ExportableState)",
+                each,
+            )
+        if unsaved:
+            self.run.recorder.event("audit", unsaved=unsaved)
 
     # ---- metrics ----
 
@@ -390,6 +453,8 @@ def _fixed_of(args: TrainingArguments, length: int | None) -> dict[str, Any]:
     return {
         "world_size": args.world_size,
         "train_batch_size": args.train_batch_size,
+        "precision": args.mixed_precision,
+        "tf32": args.tf32,
         "gradient_accumulation_steps": args.gradient_accumulation_steps,
         "seed": args.seed,
         "data_seed": args.data_seed,
@@ -397,9 +462,32 @@ def _fixed_of(args: TrainingArguments, length: int | None) -> dict[str, Any]:
     }
 
 
+def _require_same_optimizer(trainer: Trainer, path: Path, saved: object, hyperparameters: object) -> None:
+    """Refuse a checkpoint of another optimizer, whose state this one cannot take.
+
+    Raises:
+        StateDiffers: it is of another class; nothing was loaded.
+    """
+    args, given = trainer.args, trainer.optimizer
+    if args.deepspeed or type(trainer).create_optimizer is not Trainer.create_optimizer:
+        # Made by the engine or the subclass; ``optim`` does not say what.
+        return
+    before, now = saved, _CLASSES.get(optim := str(_plain(args.optim)))
+    if given is not None:
+        now = type(real(given)).__name__
+    elif trainer.optimizer_cls_and_kwargs is not None:
+        now = trainer.optimizer_cls_and_kwargs[0].__name__
+    if now is None and isinstance(hyperparameters, dict):
+        before, now = hyperparameters.get("optim"), optim
+    if before is not None and before != now:
+        raise StateDiffers(checkpoint=str(path), changed=(f"optimizer: {before} saved, {now} now (optim={optim})",))
+
+
 def _plain(value: object) -> object:
-    """A value as a manifest has it: an enumeration by its value."""
+    """A value as a manifest has it: an enumeration by its value, a table as text in the order of its names."""
     inner = getattr(value, "value", value)
+    if isinstance(inner, dict):
+        return json.dumps(inner, sort_keys=True, default=repr)
     return inner if inner is None or isinstance(inner, bool | int | float | str) else repr(inner)
 
 

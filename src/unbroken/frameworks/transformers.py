@@ -10,6 +10,7 @@ workers get their seeds. Subclasses of the Trainer, such as those of TRL, work t
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -79,6 +80,7 @@ class Callback(TrainerCallback):
         self._reread = reread
         self._job: TrainerJob | None = None
         self._is_stopped = False
+        self._handler: Any = None
 
     @property
     def is_stopped(self) -> bool:
@@ -101,6 +103,7 @@ class Callback(TrainerCallback):
             raise
         self._is_stopped = False
         batches = None if trainer is None else TrainerBatches(trainer, reread=self._reread)
+        self._handler = None if trainer is None else trainer.callback_handler
         self._job = job = TrainerJob(run, args, hide, length, batches)
         _open_callbacks.add(self)
         try:
@@ -130,6 +133,11 @@ class Callback(TrainerCallback):
         if self._job is None:
             raise RuntimeError("the run of this Callback is not open")
         return self._job
+
+    def _name_unsaved(self, of_trainer: Mapping[str, Any]) -> None:
+        """Name what callbacks of the script keep and change, and no checkpoint has."""
+        given = [*of_trainer.values(), *(() if self._handler is None else vars(self._handler).values())]
+        self._open_job.name_unsaved(() if self._handler is None else self._handler.callbacks, given)
 
     # ---- the Trainer's events ----
 
@@ -200,6 +208,8 @@ class Callback(TrainerCallback):
         job.end_step(state, control)
         if job.stop is not None:
             control.should_save = True
+        if not job.has_looked:
+            self._name_unsaved(kwargs)
         job.put_off_save(state, control)
         job.redirect(state, control, kwargs.get("model"))
 
@@ -224,6 +234,8 @@ class Callback(TrainerCallback):
     ) -> None:
         """The Trainer has written a checkpoint, on this rank."""
         job = self._open_job
+        job.optimizer = kwargs.get("optimizer")
+        self._name_unsaved(kwargs)
         job.publish(state)
         if job.stop is not None:
             # Only now: what was saved must not tell the next job to stop.

@@ -362,6 +362,43 @@ def test_unsaved_state_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture
     train(tmp_path / "registered", loop, audit="error")
 
 
+class Average:
+    """A mean of the weights that the script keeps."""
+
+    def __init__(self) -> None:
+        self.average = torch.zeros(2, 4)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"average": self.average}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.average = state["average"]
+
+
+@pytest.mark.promise("C10")
+def test_tensors_that_the_script_changes_and_has_not_registered_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    remember(each for _, each in _live_objects())
+    loop, mean, registered = Loop(), Average(), Average()
+    loop.accelerator.register_for_checkpointing(registered)
+    table, teacher = {"weight": torch.zeros(3)}, torch.nn.Linear(2, 2)
+    fixed = {"mask": teacher.weight}
+    options = {"save_steps": 3, **QUIET, "audit_ignore": ("table",)}
+    for directory, more in ((tmp_path / "one", {}), (tmp_path / "two", options)):
+        caplog.clear()
+        with unbroken_acc.attach(loop.accelerator, directory, **{**options, "audit_ignore": (), **more}) as run:
+            for _ in run.epochs(2):
+                for batch in run.batches(loop.loader):
+                    loop.compute(batch)
+                    for each in (mean.average, registered.average, table["weight"]):
+                        each.add_(1)
+        named = [record.getMessage() for record in caplog.records if "not saved by Accelerate" in record.getMessage()]
+        found = {each.partition("starts it over: ")[2].partition(" ")[0] for each in named}
+        assert found == ({"mean"} if more else {"mean", "table"})
+    assert fixed
+
+
 @pytest.mark.promise("C10")
 def test_what_would_not_be_exact_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing is prepared yet"):
@@ -369,6 +406,8 @@ def test_what_would_not_be_exact_is_refused(tmp_path: Path) -> None:
     train(tmp_path, Loop(), then=stop_at(4))
     with pytest.raises(NotExact, match="batch_sizes"):
         train(tmp_path, Loop(batch_size=5))
+    end = read_history(Layout(tmp_path)).last("job-end")
+    assert end is not None and end.text("status") == "halted" and end.whole("step") == 4
     changed = Loop()
     changed.accelerator.register_for_checkpointing(torch.nn.Linear(1, 1))
     with pytest.raises(NotExact, match="registered_objects"):

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 import unbroken
 from tests.trackers.board import Board
-from unbroken.errors import DamagedCheckpoint, NoUsableCheckpoint, RunHeld, StartsOver
+from unbroken.errors import DamagedCheckpoint, NoUsableCheckpoint, RunHeld, StartsOver, StateDiffers
 from unbroken.files import LOCAL
 from unbroken.frameworks.dcp import Checkpoints, Reader
 from unbroken.frameworks.dcp_storage import Writer
@@ -379,3 +379,33 @@ def test_a_loop_that_saves_and_never_asks_gets_one_warning(
             dcp.save(state(step), storage_writer=checkpoints.writer(step))
     told = [record for record in caplog.records if record.levelname == "WARNING" and "step_done" in record.message]
     assert len(told) == count
+
+
+@pytest.mark.promise("C7")
+def test_a_resumed_script_learns_which_batches_to_skip(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save(tmp_path / "run", 1, 2)
+    with caplog.at_level("INFO"), opened(tmp_path / "run"):
+        pass
+    assert "unless the state dict contains the loader" in caplog.text and "skip the batches of 2 steps" in caplog.text
+    caplog.clear()
+
+    class SavesItsLoader(Checkpoints):
+        _position = ""
+
+    with caplog.at_level("INFO"), SavesItsLoader(tmp_path / "run", console=False, catch_signals=False):
+        pass
+    assert "position in the data" not in caplog.text
+
+
+@pytest.mark.promise("C7")
+def test_the_refusal_of_an_optimizer_before_its_first_step_says_what_to_do(tmp_path: Path) -> None:
+    save(tmp_path / "run", 1)
+    asked = blank()
+    del asked["weights"]
+    with opened(tmp_path / "run") as checkpoints, pytest.raises(dcp.CheckpointException) as refused:
+        dcp.load(asked, storage_reader=checkpoints.reader())
+    ((cause, _),) = refused.value.failures.values()
+    assert isinstance(cause, StateDiffers) and [each.command for each in cause.help()] == [
+        "get_optimizer_state_dict(...)",
+        "reader(partial=True)",
+    ]

@@ -1,6 +1,7 @@
 """What every framework shares: drafts become checkpoints by one rename, and the newest usable one is chosen."""
 
 import dataclasses
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -219,6 +220,16 @@ def test_changed_hyperparameters_are_named_and_the_run_resumes(tmp_path: Path) -
     in_run(tmp_path, lambda run: run.name_changes(None, then))
     (notice,) = read_history(Layout(tmp_path)).of_kind("notice")
     assert str(notice.values["text"]).startswith("max_grad_norm was 1.0 when the checkpoint was saved and is 0.5 now")
+    now = {"learning_rate": 0.2, "optim": "sgd", "max_grad_norm": 1.0}
+    in_run(tmp_path, lambda run: run.name_changes(then, now, restored=("learning_rate",)))
+    texts = [str(each.values["text"]) for each in read_history(Layout(tmp_path)).of_kind("notice")]
+    assert texts[1].endswith("so 0.1 is used") and texts[2].endswith("not restored: sgd is used from here on")
+
+
+def test_a_save_is_reported_as_every_run_reports_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        in_run(tmp_path, save_three)
+    assert re.search(r"saved checkpoint-3 in \d+\.\d s \(training paused \d+\.\d s\)", caplog.text)
 
 
 def test_a_request_is_carried_out_once_though_the_disk_is_wiped_between_jobs(tmp_path: Path) -> None:

@@ -5,14 +5,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("transformers")
 
-from transformers import EarlyStoppingCallback, Trainer, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    EarlyStoppingCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_callback import ExportableState
 
 import unbroken
 from tests.frameworks.trainings import Sequences, make_model
+from unbroken.errors import NotExact, StateDiffers
 from unbroken.frameworks import transformers as unbroken_hf
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
 
 QUIET: dict[str, Any] = {"console": False, "catch_signals": False}
 
@@ -99,3 +111,83 @@ def test_with_push_to_hub_the_folder_that_is_uploaded_has_its_final_name_and_is_
     train(trainer)
     assert uploaded == [str(tmp_path / "checkpoint-1"), str(tmp_path / "checkpoint-2")]
     assert [(each.step, each.is_usable) for each in unbroken.checkpoints(tmp_path)] == [(2, True), (1, True)]
+
+
+@pytest.mark.promise("C9")
+def test_another_precision_is_refused_by_name_and_the_job_ends_at_the_step_of_the_checkpoint(tmp_path: Path) -> None:
+    train(make_trainer(tmp_path, bf16=True))
+    with pytest.raises(NotExact, match="precision") as refused:
+        train(make_trainer(tmp_path, max_steps=3))
+    assert refused.value.differences == (("precision", "bf16 before, no now"),)
+    end = read_history(Layout(tmp_path)).last("job-end")
+    assert end is not None and end.text("status") == "halted" and end.whole("step") == 2
+    train(make_trainer(tmp_path, max_steps=3), accept=("precision",))
+
+
+@pytest.mark.promise("C9")
+def test_another_optimizer_is_refused_by_name_and_another_build_of_it_is_not(tmp_path: Path) -> None:
+    train(make_trainer(tmp_path, optim="adamw_torch"))
+    with pytest.raises(StateDiffers, match="do not match") as refused:
+        train(make_trainer(tmp_path, max_steps=3, optim="adafactor"))
+    assert refused.value.changed == ("optimizer: AdamW saved, Adafactor now (optim=adafactor)",)
+    with pytest.raises(StateDiffers, match="do not match"):
+        train(make_trainer(tmp_path, max_steps=3, optim="lion_32bit"))
+    given = make_trainer(tmp_path, max_steps=3)
+    given.optimizer = torch.optim.SGD(given.model.parameters(), lr=0.1)
+    with pytest.raises(StateDiffers, match="do not match"):
+        train(given)
+    train(make_trainer(tmp_path, max_steps=3, optim="adamw_torch_fused"))
+
+
+@pytest.mark.promise("C9")
+def test_a_changed_schedule_is_named_with_what_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cosine = {"lr_scheduler_type": "cosine_with_restarts", "warmup_steps": 1}
+    train(make_trainer(tmp_path, lr_scheduler_kwargs={"num_cycles": 2}, learning_rate=1e-2, **cosine))
+    train(make_trainer(tmp_path, lr_scheduler_kwargs={"num_cycles": 2}, learning_rate=1e-2, max_steps=3, **cosine))
+    assert "lr_scheduler_kwargs was" not in caplog.text and "warmup_steps was" not in caplog.text
+    other: dict[str, Any] = {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": 3}}
+    train(make_trainer(tmp_path, warmup_steps=2, optim_args="a=1", max_steps=4, **other))
+    said = [record.getMessage() for record in caplog.records if " when the checkpoint was saved" in record.getMessage()]
+    names = {each.partition(" ")[0] for each in said}
+    assert names >= {"lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim_args", "learning_rate"}
+    used = {each.partition(" ")[0]: each.rpartition(": ")[2] for each in said}
+    assert used["learning_rate"] == "the checkpoint restores the old value, so 0.01 is used"
+    assert used["warmup_steps"] == "2 is used from here on"
+
+
+class Average(TrainerCallback):
+    """A mean of the weights; beside it what is no state."""
+
+    def __init__(self) -> None:
+        self.average: dict[str, torch.Tensor] = {}
+        self.teacher, self.last = torch.nn.Linear(2, 2), torch.zeros(())
+        self.model: Any = None
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        self.model = kwargs["model"]
+        self.last += 1
+        for name, value in self.model.named_parameters():
+            self.average.setdefault(name, value.detach().clone()).lerp_(value.detach(), 0.1)
+
+
+class SavedAverage(Average, ExportableState):
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {}}
+
+
+@pytest.mark.promise("C9")
+@pytest.mark.parametrize("kind", [Average, SavedAverage])
+def test_an_average_that_a_callback_keeps_and_no_checkpoint_has_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: type[Average]
+) -> None:
+    trainer = make_trainer(tmp_path, max_steps=4, save_steps=2)
+    trainer.add_callback(kind())
+    train(trainer)
+    found = [record.getMessage() for record in caplog.records if "not saved by the Trainer" in record.getMessage()]
+    assert ["Average.average" in each for each in found] == ([True] if kind is Average else [])

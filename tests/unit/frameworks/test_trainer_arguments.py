@@ -133,6 +133,7 @@ def test_another_optimizer_is_refused_by_name_and_another_build_of_it_is_not(tmp
     with pytest.raises(StateDiffers, match="do not match"):
         train(make_trainer(tmp_path, max_steps=3, optim="lion_32bit"))
     given = make_trainer(tmp_path, max_steps=3)
+    assert given.model is not None
     given.optimizer = torch.optim.SGD(given.model.parameters(), lr=0.1)
     with pytest.raises(StateDiffers, match="do not match"):
         train(given)

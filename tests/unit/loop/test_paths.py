@@ -15,6 +15,7 @@ from tests.patience import PATIENCE_S
 from tests.unit.state.tiny import learn, quietly, tiny
 from unbroken import Run, Settings
 from unbroken.errors import BadRunPath, NotAStore, RunGone, StorageFailed, UnbrokenError, render
+from unbroken.records.lease import acquire
 from unbroken.records.outcome import conclude
 
 
@@ -87,8 +88,12 @@ def train_and_lose(place: Path, lose: Callable[[Path], None]) -> None:
 @pytest.mark.parametrize("lose", [delete, move])
 @pytest.mark.promise("U7")
 def test_a_run_that_is_moved_or_deleted_is_reported_as_that_at_once(
-    tmp_path: Path, lose: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, lose: Callable[[Path], None], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The lease is renewed every quarter of an hour: that is not how it is noticed.
+    defaults = acquire.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "ttl_s", 3600.0)
     place = tmp_path / "run"
     with caplog.at_level(logging.INFO), pytest.raises(RunGone, check=lambda each: each.job == 1) as gone:
         train_and_lose(place, lose)

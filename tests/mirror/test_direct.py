@@ -12,6 +12,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,6 +32,7 @@ from unbroken.errors import (
     NoUsableCheckpoint,
     Superseded,
 )
+from unbroken.mirror import ownership
 from unbroken.mirror.client import open_client
 from unbroken.mirror.direct import DirectDraft
 from unbroken.mirror.remote import store_at
@@ -170,7 +172,9 @@ def test_a_job_killed_inside_a_save_leaves_no_checkpoint_and_its_name_is_not_use
 
 
 @pytest.mark.promise("C4")
-def test_of_two_jobs_without_a_shared_disk_the_first_one_commits_nothing_more(url: str, tmp_path: Path) -> None:
+def test_of_two_jobs_without_a_shared_disk_the_first_one_commits_nothing_more(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Two machines: each has a directory of its own, and no lease of the other.
     one, two, seen = tmp_path / "one" / "run", tmp_path / "two" / "run", list[int]()
 
@@ -178,6 +182,7 @@ def test_of_two_jobs_without_a_shared_disk_the_first_one_commits_nothing_more(ur
         seen.append(step)
         if step == 3:
             eventually(lambda: steps(there(one, url)) == [2], "the first checkpoint")
+            monkeypatch.setattr(ownership, "socket", SimpleNamespace(gethostname=lambda: "two"))
             with Run(two, settings=direct(url), **tiny(seed=7)) as second:
                 assert second.step == 2
 
